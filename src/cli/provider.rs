@@ -1,0 +1,12 @@
+//! `tollgate provider`.
+
+use std::process::ExitCode;
+
+/// Arguments of `tollgate provider`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Runs the command.
+pub fn run(_args: Args) -> ExitCode {
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,10 @@
+//! Tollgate: a clustered LLM gateway that enforces every tenant's limits as one machine would.
+
+pub mod cli;
+pub mod clock;
+pub mod estimate;
+pub mod limit;
+pub mod meter;
+pub mod policy;
+pub mod route;
+pub mod simulated;

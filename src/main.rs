@@ -1,0 +1,10 @@
+//! The `tollgate` binary: everything is in the library.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    tollgate::cli::run()
+}
