@@ -133,3 +133,68 @@ impl TokenCache {
 fn lock(shard: &Mutex<Shard>) -> std::sync::MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "A conversation sends its whole history again, turn after turn after turn.";
+
+    #[test]
+    fn a_text_is_counted_once() {
+        let cache = TokenCache::new(7, 100);
+        let count = cache.count(TEXT, Encoding::O200k);
+        assert_eq!(count, count_text(TEXT, Encoding::O200k));
+        assert_eq!(cache.stats(), CacheStats { hits: 0, misses: 1 });
+        assert_eq!(cache.count(TEXT, Encoding::O200k), count);
+        assert_eq!(cache.stats(), CacheStats { hits: 1, misses: 1 });
+    }
+
+    #[test]
+    fn encodings_do_not_share_a_count() {
+        let cache = TokenCache::new(7, 100);
+        let text = "お誕生日おめでとう".repeat(10);
+        let counts = [Encoding::O200k, Encoding::Cl100k].map(|encoding| cache.count(&text, encoding));
+        assert_ne!(counts[0], counts[1]);
+        assert_eq!([Encoding::O200k, Encoding::Cl100k].map(|encoding| cache.count(&text, encoding)), counts);
+        assert_eq!(cache.stats().hits, 2);
+    }
+
+    #[test]
+    fn short_texts_and_ratios_are_not_remembered() {
+        let cache = TokenCache::new(7, 100);
+        cache.count(&"a".repeat(63), Encoding::O200k);
+        cache.count(TEXT, Encoding::bytes(2_590));
+        assert!(cache.is_empty());
+        cache.count(&"a".repeat(64), Encoding::O200k);
+        assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
+    fn the_cache_is_bounded_and_keeps_what_is_used() {
+        let cache = TokenCache::new(7, 160);
+        for turn in 0..5_000 {
+            cache.count(TEXT, Encoding::O200k);
+            cache.count(&format!("{TEXT} {turn}"), Encoding::O200k);
+            assert!(cache.len() <= 2 * 160, "{} counts", cache.len());
+        }
+        assert_eq!(cache.stats(), CacheStats { hits: 4_999, misses: 5_001 });
+    }
+
+    #[test]
+    fn workers_agree() {
+        let cache = TokenCache::new(7, 64);
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for turn in 0..300 {
+                        let text = format!("{TEXT} {}", (turn * (worker + 1)) % 50);
+                        assert_eq!(cache.count(&text, Encoding::O200k), count_text(&text, Encoding::O200k));
+                    }
+                });
+            }
+        });
+        assert_eq!(cache.stats().hits + cache.stats().misses, 1_200);
+    }
+}

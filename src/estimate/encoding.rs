@@ -74,7 +74,8 @@ pub(super) fn bare_name(name: &str) -> &str {
     name.strip_prefix("ft:").unwrap_or(name)
 }
 
-/// Tokens of a text. Text that spells a special token is counted as the text it is, as providers read what users send.
+/// Tokens of a text, in time linear in its length: a megabyte of one letter, of spaces, of line ends or of combining marks took at most
+/// ten times what a tenth of it took, so texts are never cut for counting, which could add tokens at the cuts. Text that spells a special token is counted as the text it is, as providers read what users send.
 pub fn count_text(text: &str, encoding: Encoding) -> u64 {
     match encoding {
         Encoding::O200k => bpe_openai::o200k_base().count(text) as u64,
@@ -89,5 +90,104 @@ pub fn count_text(text: &str, encoding: Encoding) -> u64 {
 pub fn warm_up() {
     for encoding in [Encoding::O200k, Encoding::Cl100k] {
         count_text("warm", encoding);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+
+    const BOTH: [Encoding; 2] = [Encoding::O200k, Encoding::Cl100k];
+
+    #[test]
+    fn texts_count_as_the_public_tokenizers_count_them() {
+        for (text, o200k, cl100k) in [
+            ("", 0, 0),
+            ("hello world", 2, 2),
+            ("tiktoken is great!", 6, 6),
+            // The last three: examples of OpenAI's cookbook page on counting tokens.
+            ("antidisestablishmentarianism", 6, 6),
+            ("2 + 2 = 4", 7, 7),
+            ("お誕生日おめでとう", 8, 9),
+        ] {
+            assert_eq!(count_text(text, Encoding::O200k), o200k, "{text}");
+            assert_eq!(count_text(text, Encoding::Cl100k), cl100k, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_special_token_in_a_text_is_only_text() {
+        for encoding in BOTH {
+            assert!(count_text("<|endoftext|>", encoding) > 1);
+        }
+    }
+
+    #[test]
+    fn bytes_round_up_and_never_overflow() {
+        assert_eq!(count_text("", Encoding::bytes(2_590)), 0);
+        assert_eq!(count_text("a", Encoding::bytes(2_590)), 1);
+        assert_eq!(count_text("seven b", Encoding::bytes(3_500)), 2);
+        assert_eq!(count_text("seven by", Encoding::bytes(3_500)), 3);
+        assert_eq!(count_text("four", Encoding::bytes(0)), 4_000);
+    }
+
+    #[test]
+    fn a_model_is_read_with_its_familys_tokenizer() {
+        for (name, encoding) in [
+            ("gpt-4o", Encoding::O200k),
+            ("gpt-4o-mini-2024-07-18", Encoding::O200k),
+            ("gpt-4.1", Encoding::O200k),
+            ("gpt-5-mini", Encoding::O200k),
+            ("gpt-6", Encoding::O200k),
+            ("gpt-oss-120b", Encoding::O200k),
+            ("o1-preview", Encoding::O200k),
+            ("o3", Encoding::O200k),
+            ("o4-mini", Encoding::O200k),
+            ("chatgpt-4o-latest", Encoding::O200k),
+            ("openai/gpt-4o", Encoding::O200k),
+            ("ft:gpt-4o:acme::abc", Encoding::O200k),
+            ("ft:gpt-3.5-turbo:acme::abc", Encoding::Cl100k),
+            ("gpt-4", Encoding::Cl100k),
+            ("gpt-4-turbo", Encoding::Cl100k),
+            ("gpt-3.5-turbo", Encoding::Cl100k),
+            ("text-embedding-3-small", Encoding::Cl100k),
+            ("claude-haiku-4-5", Encoding::bytes(2_590)),
+            ("anthropic/claude-opus-4-8", Encoding::bytes(2_590)),
+            ("gemini-3-pro", Encoding::bytes(3_000)),
+            ("", UNKNOWN),
+            ("house-model", UNKNOWN),
+        ] {
+            assert_eq!(Encoding::for_model(name), encoding, "{name}");
+        }
+    }
+
+    #[test]
+    fn hostile_texts_are_counted_in_linear_time() {
+        /// Processor time of this thread, so that a busy machine does not matter.
+        fn cost(text: &str, encoding: Encoding) -> i128 {
+            let now = || {
+                let time = clock_gettime(ClockId::ThreadCPUTime);
+                i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+            };
+            let before = now();
+            count_text(text, encoding);
+            now() - before
+        }
+
+        warm_up();
+        for unit in [
+            "a", "A", "Aa", " ", "\n", " \n", "\u{3000}", "!", "'", "'s", "a\u{301}", "的", "👩", "7", "\0",
+            "ab ",
+        ] {
+            for encoding in BOTH {
+                let text = |bytes: usize| unit.repeat(bytes / unit.len());
+                let small = (0..3).map(|_| cost(&text(30_000), encoding)).min().unwrap_or_default();
+                let large = cost(&text(900_000), encoding);
+                // 30 times the text; a quadratic count would take 900 times as long.
+                assert!(large < 200 * small, "{unit:?} in {encoding:?}: {small} ns, then {large} ns");
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! Laws:
 //! - `errs_high`: where a provider publishes a rule, the estimate is at least what the rule gives; where it publishes a range, the
 //!   end that costs more; where it publishes nothing, a stated ratio. Settlement corrects what was too much.
-//! - `monotone`: more text, messages, tools or choices never cost less.
+//! - `monotone`: more words, messages, tools or choices never cost less.
 //! - `bounded`: the cache holds a fixed number of counts however many texts go by; counting is linear in the text, hostile or not.
 //!
 //! Never here: I/O, async, clocks, prices, or what was billed (that is the meter's). No floats: ratios are in thousandths.
@@ -12,6 +12,8 @@ mod cache;
 mod encoding;
 mod framing;
 mod images;
+#[cfg(test)]
+mod tests;
 
 use crate::route::{Ask, Piece};
 

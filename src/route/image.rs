@@ -75,3 +75,98 @@ fn size_of(file: &[u8]) -> Option<(u64, u64)> {
     let (width, height) = (u64::try_from(size.width).ok()?, u64::try_from(size.height).ok()?);
     (width > 0 && height > 0).then_some((width, height))
 }
+
+#[cfg(test)]
+mod tests {
+    use base64::engine::general_purpose::STANDARD;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn png(width: u32, height: u32) -> Vec<u8> {
+        let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
+        file.extend(width.to_be_bytes());
+        file.extend(height.to_be_bytes());
+        file.extend([8, 2, 0, 0, 0, 0, 0, 0, 0]);
+        file
+    }
+
+    /// A JPEG whose frame header comes after `before` bytes of application data, in segments of up to 60,000.
+    fn jpeg(width: u16, height: u16, before: usize) -> Vec<u8> {
+        let mut file = b"\xff\xd8".to_vec();
+        let mut left = before;
+        while left > 0 {
+            let length = left.min(60_000);
+            file.extend(b"\xff\xe1");
+            file.extend(u16::try_from(length + 2).unwrap().to_be_bytes());
+            file.resize(file.len() + length, 0);
+            left -= length;
+        }
+        file.extend(b"\xff\xc0\x00\x11\x08");
+        file.extend(height.to_be_bytes());
+        file.extend(width.to_be_bytes());
+        file.extend([3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1, 0xff, 0xd9]);
+        file
+    }
+
+    fn size_in(file: &[u8]) -> Option<(u64, u64)> {
+        Image::from_base64(&STANDARD.encode(file), Detail::Auto).size
+    }
+
+    #[test]
+    fn sizes_are_read_from_headers() {
+        assert_eq!(size_in(&png(640, 480)), Some((640, 480)));
+        assert_eq!(size_in(&[&png(640, 480)[..], &[7; 100_000]].concat()), Some((640, 480)));
+        assert_eq!(size_in(b"GIF89a\x80\x02\xe0\x01\0\0\0"), Some((640, 480)));
+        assert_eq!(size_in(&jpeg(640, 480, 0)), Some((640, 480)));
+    }
+
+    #[test]
+    fn a_jpeg_may_put_a_profile_and_a_thumbnail_first() {
+        assert_eq!(size_in(&jpeg(640, 480, 10_000)), Some((640, 480)));
+        assert_eq!(size_in(&jpeg(640, 480, 120_000)), Some((640, 480)));
+        assert_eq!(size_in(&jpeg(640, 480, 1_000_000)), None, "nobody is made to decode a megabyte");
+    }
+
+    #[test]
+    fn what_cannot_be_known_is_unknown() {
+        for file in [
+            &b""[..],
+            b"\x89PNG",
+            b"<svg width='1' height='1'/>",
+            b"BM\0\0",
+            &png(0, 480),
+            &png(640, 480)[..18],
+        ] {
+            assert_eq!(size_in(file), None, "{file:?}");
+        }
+        assert_eq!(Image::from_base64("not base64!", Detail::Auto).size, None);
+    }
+
+    #[test]
+    fn only_a_data_url_is_looked_into() {
+        let data = STANDARD.encode(png(640, 480));
+        assert_eq!(
+            Image::from_url(&format!("data:image/png;base64,{data}"), Detail::Low).size,
+            Some((640, 480))
+        );
+        for url in [
+            "https://example.com/a.png",
+            "",
+            "data:",
+            "data:,",
+            "data:image/png,raw",
+            "data:image/png;base64",
+        ] {
+            assert_eq!(Image::from_url(url, Detail::Low), Image { size: None, detail: Detail::Low }, "{url}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_makes_the_reader_panic(head in 0..5_usize, tail in prop::collection::vec(any::<u8>(), 0..200)) {
+            let heads: [&[u8]; 5] = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP"];
+            let _ = size_in(&[heads[head], &tail].concat());
+        }
+    }
+}

@@ -37,7 +37,8 @@ impl Default for Bounds {
             depth: 64,
             // A schema may have 5,000 properties.
             members: 8_192,
-            // An embeddings request may hold 300,000 token ids. At 24 bytes each this is 12 MiB.
+            // An embeddings request may hold 300,000 token ids. At 32 bytes a value this is 16 MB, and
+            // twice that while a vector grows.
             values: 500_000,
         }
     }
@@ -476,5 +477,278 @@ impl fmt::Display for Fault {
             write!(out, " (line {}, column {})", self.line, self.column)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { bytes: 1 << 20, depth: 64, members: 1_000, values: 10_000 };
+
+    fn read_plain(body: &[u8]) -> Result<Document<'_>, Fault> {
+        read(body, &BOUNDS, &[])
+    }
+
+    fn kind_of(body: impl AsRef<[u8]>) -> FaultKind {
+        read_plain(body.as_ref()).map(|document| document.object).expect_err("was accepted").kind
+    }
+
+    fn is_syntax(body: impl AsRef<[u8]>) -> bool {
+        matches!(kind_of(body), FaultKind::Syntax(_))
+    }
+
+    #[test]
+    fn members_come_back_in_order_by_name_and_by_place() {
+        let body = br#" {"a": 1, "model" : "gpt", "s":{"x":[null,true]}}"#;
+        let document = read(body, &BOUNDS, &["model", "s", "absent"]).unwrap();
+        assert_eq!(document.object.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "model", "s"]);
+        assert_eq!(&body[document.range("model").unwrap()], br#""gpt""#);
+        assert_eq!(&body[document.range("s").unwrap()], br#"{"x":[null,true]}"#);
+        assert_eq!(document.range("absent"), None);
+        assert_eq!(document.range("a"), None, "was not asked for");
+        assert_eq!(&body[..document.head], b" {");
+    }
+
+    #[test]
+    fn a_name_that_stands_twice_is_refused_at_every_level() {
+        for body in [
+            r#"{"model":"a","model":"b"}"#,
+            r#"{"model":"a","mod\u0065l":"b"}"#,
+            r#"{"messages":[{"role":"user","content":"a","content":"b"}]}"#,
+            r#"{"a":{"b":{"c":1,"c":1}}}"#,
+            r#"{"a":[[[{"":1,"":2}]]]}"#,
+        ] {
+            assert!(matches!(kind_of(body), FaultKind::DuplicateKey(_)), "{body}");
+        }
+        let located = read(br#"{"s":{"x":1,"x":2}}"#, &BOUNDS, &["s"]).unwrap_err();
+        assert_eq!(located.kind, FaultKind::DuplicateKey("x".to_owned()));
+        assert_eq!(located.line, 1);
+    }
+
+    #[test]
+    fn a_repeated_name_is_found_among_many() {
+        for (first, second) in [(0, 1), (0, 16), (15, 16), (16, 17), (3, 299), (298, 299)] {
+            let mut names: Vec<String> = (0..300).map(|at| format!("name{at}")).collect();
+            names[second] = names[first].clone();
+            let members: Vec<String> = names.iter().map(|name| format!("\"{name}\":0")).collect();
+            let body = format!("{{{}}}", members.join(","));
+            assert_eq!(kind_of(&body), FaultKind::DuplicateKey(format!("name{first}")), "{first}, {second}");
+        }
+    }
+
+    #[test]
+    fn depth_members_values_and_bytes_are_bounded_exactly() {
+        let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+        assert!(read_plain(nested(64).as_bytes()).is_ok());
+        assert_eq!(kind_of(nested(65)), FaultKind::TooDeep);
+        assert_eq!(kind_of(nested(10_000)), FaultKind::TooDeep);
+
+        let wide = |members: usize| {
+            let members: Vec<String> = (0..members).map(|at| format!("\"{at}\":0")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        assert!(read_plain(wide(1_000).as_bytes()).is_ok());
+        assert_eq!(kind_of(wide(1_001)), FaultKind::TooManyMembers);
+
+        // The body itself and the array are values too.
+        let long = |elements: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(elements - 1));
+        assert!(read_plain(long(9_998).as_bytes()).is_ok());
+        assert_eq!(kind_of(long(9_999)), FaultKind::TooManyValues);
+
+        let short = Bounds { bytes: 10, ..BOUNDS };
+        assert!(read(br#"{"abc":12}"#, &short, &[]).is_ok());
+        assert_eq!(read(br#"{"abc":123}"#, &short, &[]).unwrap_err().kind, FaultKind::TooLong);
+    }
+
+    #[test]
+    fn a_deep_located_member_is_refused_without_a_deep_stack() {
+        let body = format!("{{\"model\":{}{}}}", "[".repeat(200_000), "]".repeat(200_000));
+        assert_eq!(read(body.as_bytes(), &BOUNDS, &["model"]).unwrap_err().kind, FaultKind::TooDeep);
+    }
+
+    #[test]
+    fn what_parsers_disagree_about_is_refused() {
+        assert_eq!(kind_of("\u{feff}{}"), FaultKind::ByteOrderMark);
+        assert_eq!(kind_of(" \u{feff}{}"), FaultKind::ByteOrderMark);
+        assert_eq!(kind_of(b"{\"a\":\"\xff\"}"), FaultKind::NotUtf8);
+        assert_eq!(kind_of(b"{\"a\":\"\xed\xa0\x80\"}"), FaultKind::NotUtf8, "a surrogate in UTF-8");
+        assert_eq!(kind_of(b"{\0\"\0a\0\"\0:\x001\0}\0"), kind_of("{\0\"\0a\0"), "UTF-16");
+        for body in [
+            r#"{"a":"\ud800"}"#,
+            r#"{"a":"\udc00"}"#,
+            r#"{"a":"\ud800\ud800"}"#,
+            r#"{"\ud800":1}"#,
+            r#"{"a":"\ud800x"}"#,
+            r#"{"a":1e309}"#,
+            r#"{"a":-1e309}"#,
+            r#"{"a":1e999999999999}"#,
+            r#"{"a":NaN}"#,
+            r#"{"a":Infinity}"#,
+            r#"{"a":-Infinity}"#,
+            r#"{"a":01}"#,
+            r#"{"a":+1}"#,
+            r#"{"a":.5}"#,
+            r#"{"a":5.}"#,
+            r#"{"a":0x10}"#,
+            r#"{"a":1_000}"#,
+            r#"{"a":- 1}"#,
+            "{\"a\":\"\u{1}\"}",
+            "{\"a\":\"\n\"}",
+            r#"{"a":"\x41"}"#,
+            r#"{"a":"\u12"}"#,
+            r#"{'a':1}"#,
+            r#"{a:1}"#,
+            r#"{"a":1,}"#,
+            r#"{,"a":1}"#,
+            r#"{"a":[1,]}"#,
+            r#"{"a":1 "b":2}"#,
+            r#"{"a" 1}"#,
+            r#"{"a"}"#,
+            r#"{"a":}"#,
+            r#"{"a":1}x"#,
+            r#"{"a":1}{"a":1}"#,
+            "{\"a\":1}\0",
+            r#"{"a":1}]"#,
+            r#"{"a":1"#,
+            r#"{"a":"#,
+            "{",
+            "",
+            " ",
+            "nul",
+            "tru",
+            "{\"a\":1}\u{a0}",
+            "\u{a0}{\"a\":1}",
+            "{/* */\"a\":1}",
+            "{\"a\":1}//",
+            r#"{"a":tRue}"#,
+            r#"{1:1}"#,
+            r#"{null:1}"#,
+        ] {
+            if !matches!(body, "nul" | "tru") {
+                assert!(is_syntax(body), "{body:?}: {:?}", kind_of(body));
+            }
+            let located = read(body.as_bytes(), &BOUNDS, &["a"]);
+            assert!(located.is_err(), "{body:?} was accepted where `a` is located");
+        }
+    }
+
+    #[test]
+    fn only_an_object_is_a_body() {
+        for body in ["[]", "\"a\"", "1", "-1", "true", "false", "null", " [1]"] {
+            assert_eq!(kind_of(body), FaultKind::NotAnObject, "{body}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_told_apart_as_they_were_written() {
+        let body = br#"{"a":5,"b":5.0,"c":-5,"d":18446744073709551615,"e":18446744073709551616,"f":5e0,"g":-9223372036854775808,"h":0,"i":1e308}"#;
+        let document = read_plain(body).unwrap();
+        let number = |name| match document.object.get(name) {
+            Some(Json::Number(number)) => *number,
+            other => panic!("{name} is {other:?}"),
+        };
+        assert_eq!(number("a"), Number::Whole(5));
+        assert_eq!(number("b"), Number::Real(5.0));
+        assert_eq!(number("c"), Number::Negative(-5));
+        assert_eq!(number("d"), Number::Whole(u64::MAX));
+        assert_eq!(number("e"), Number::Real(18_446_744_073_709_551_616.0));
+        assert_eq!(number("f"), Number::Real(5.0));
+        assert_eq!(number("g"), Number::Negative(i64::MIN));
+        assert_eq!(number("h"), Number::Whole(0));
+        assert_eq!(number("i"), Number::Real(1e308));
+    }
+
+    #[test]
+    fn what_needs_no_unescaping_is_borrowed() {
+        let document = read_plain(br#"{"plain":"text","escaped":"a\nb"}"#).unwrap();
+        assert!(matches!(document.object.get("plain"), Some(Json::String(Cow::Borrowed("text")))));
+        assert_eq!(document.object.get("escaped"), Some(&Json::String(Cow::Owned("a\nb".to_owned()))));
+    }
+
+    #[test]
+    fn a_fault_names_its_place() {
+        let fault = read_plain(b"{\n  \"a\": 1,\n  \"b\": x\n}").unwrap_err();
+        assert_eq!((fault.line, fault.column), (3, 8), "{fault}");
+        let fault = read(b"{\n  \"a\": 1,\n  \"b\":  1e309\n}", &BOUNDS, &["b"]).unwrap_err();
+        assert_eq!(fault.line, 3, "{fault}");
+        assert!(fault.to_string().contains("line 3, column"), "{fault}");
+    }
+
+    #[test]
+    fn a_value_takes_no_more_than_its_bounds_assume() {
+        assert!(size_of::<Json<'_>>() <= 32, "{}", size_of::<Json<'_>>());
+    }
+
+    fn json_values() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>()
+                .prop_filter("JSON has finite numbers", |number| number.is_finite())
+                .prop_map(Value::from),
+            ".*".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(6, 64, 8, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+                prop::collection::btree_map(".{0,6}", inner, 0..24)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    fn json_bodies() -> impl Strategy<Value = Value> {
+        prop::collection::btree_map(".{0,6}", json_values(), 0..24)
+            .prop_map(|map| Value::Object(map.into_iter().collect()))
+    }
+
+    fn to_value(json: &Json<'_>) -> Value {
+        match json {
+            Json::Null => Value::Null,
+            Json::Bool(value) => Value::from(*value),
+            Json::Number(Number::Whole(value)) => Value::from(*value),
+            Json::Number(Number::Negative(value)) => Value::from(*value),
+            Json::Number(Number::Real(value)) => Value::from(*value),
+            Json::String(text) => Value::from(text.as_ref()),
+            Json::Array(elements) => elements.iter().map(to_value).collect(),
+            Json::Object(object) => object_to_value(object),
+        }
+    }
+
+    fn object_to_value(object: &Object<'_>) -> Value {
+        Value::Object(object.iter().map(|(name, value)| (name.to_owned(), to_value(value))).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn a_valid_body_reads_as_any_parser_reads_it(value in json_bodies(), pretty in any::<bool>()) {
+            let body = if pretty { serde_json::to_vec_pretty(&value) } else { serde_json::to_vec(&value) }.unwrap();
+            let document = read_plain(&body).unwrap();
+            let again: Value = serde_json::from_slice(&body).unwrap();
+            prop_assert_eq!(object_to_value(&document.object), again);
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&body, &BOUNDS, &["a"]);
+        }
+
+        #[test]
+        fn any_text_of_json_marks_is_read_as_any_parser_reads_it(body in r#"\{("[ab]"|[\[\]{}:,]|-?[0-9]{1,3}|[.eE+]|"\\u[0-9a-fd]{4}"|true|null| ){0,12}\}"#) {
+            match read(body.as_bytes(), &BOUNDS, &["a"]) {
+                Ok(document) => {
+                    let again: Value = serde_json::from_str(&body).unwrap();
+                    prop_assert_eq!(object_to_value(&document.object), again);
+                }
+                Err(Fault { kind: FaultKind::DuplicateKey(_), .. }) => {}
+                Err(fault) => prop_assert!(serde_json::from_str::<Value>(&body).is_err(), "{fault}"),
+            }
+        }
     }
 }

@@ -11,6 +11,8 @@ mod anthropic;
 mod complaint;
 mod fields;
 mod openai;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
