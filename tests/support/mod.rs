@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// How long anything on loopback may take before the test calls it broken. Two busy cores start a debug binary in
 /// well under a second; the rest is room for a machine that builds something else at the same time.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The pause between two questions of [`eventually`].
 const ASK_AGAIN: Duration = Duration::from_millis(20);

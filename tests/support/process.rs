@@ -1,4 +1,4 @@
-//! Real processes of the built binary: started on free ports, known to be ready, ended by id.
+//! Real processes, most of them of the built binary: started on free ports, known to be ready, ended by id.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const END_POLL: Duration = Duration::from_millis(10);
 /// How much of a failed process' log is shown, in bytes from its end.
 const SHOWN_LOG: usize = 16 * 1024;
 
-/// One running `tollgate`, ended when dropped.
+/// One running process, ended when dropped.
 pub struct Process {
     name: String,
     child: Child,
@@ -56,7 +56,7 @@ impl Process {
         let directory = temporary_directory();
         let mut command = tollgate("provider");
         command.args(["--listen", "127.0.0.1:0"]).args(arguments);
-        let mut process = Process::start("provider", command, directory);
+        let mut process = Process::start("tollgate provider", command, directory);
         let line = process.line("tollgate provider listening ").await;
         let url = word_after(&line, "tollgate provider listening ");
         Provider { process, url, client: Client::new() }
@@ -81,7 +81,7 @@ impl Process {
             .args(arguments)
             .env("TOLLGATE_ADMIN_TOKEN", &admin_token)
             .env(PROVIDER_KEY, "sk-simulated");
-        let mut process = Process::start("serve", command, directory);
+        let mut process = Process::start("tollgate serve", command, directory);
         let line = process.line("tollgate listening ").await;
         let callers = word_after(&line, "callers=");
         let admin = word_after(&line, "admin=");
@@ -97,7 +97,7 @@ impl Process {
                 .expect("a log file can be made in the test's own folder")
         };
         command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
-        let child = command.spawn().unwrap_or_else(|error| panic!("tollgate {name} did not start: {error}"));
+        let child = command.spawn().unwrap_or_else(|error| panic!("`{name}` did not start: {error}"));
         Process { name: name.to_owned(), child, directory }
     }
 
@@ -105,16 +105,26 @@ impl Process {
     pub async fn line(&mut self, prefix: &str) -> String {
         let stdout = self.directory.path().join("stdout");
         let name = self.name.clone();
-        eventually(&format!("`tollgate {name}` prints `{prefix}…`"), async || {
+        eventually(&format!("`{name}` prints `{prefix}…`"), async || {
             let printed = fs::read_to_string(&stdout).unwrap_or_default();
             let whole_lines = printed.rsplit_once('\n').map_or("", |(lines, _)| lines);
             if let Some(line) = whole_lines.lines().find(|line| line.starts_with(prefix)) {
                 return Ok(line.to_owned());
             }
             if let Ok(Some(status)) = self.child.try_wait() {
-                panic!("`tollgate {name}` ended with {status} before it printed `{prefix}…`");
+                panic!("`{name}` ended with {status} before it printed `{prefix}…`");
             }
             Err(format!("it printed: {printed:?}"))
+        })
+        .await
+    }
+
+    /// Waits until it ends by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let what = format!("`{}` ends", self.name);
+        eventually(&what, async || match self.child.try_wait() {
+            Ok(Some(status)) => Ok(status),
+            still => Err(format!("{still:?}")),
         })
         .await
     }
@@ -153,7 +163,7 @@ impl Process {
             }
             std::thread::sleep(END_POLL);
         }
-        eprintln!("`tollgate {}` (process {}) ignored SIGTERM and is killed", self.name, self.child.id());
+        eprintln!("`{}` (process {}) ignored SIGTERM and is killed", self.name, self.child.id());
         self.kill()
     }
 
@@ -173,7 +183,7 @@ impl Drop for Process {
             while !log.is_char_boundary(from) {
                 from += 1;
             }
-            eprintln!("--- the log of `tollgate {}` (its end) ---\n{}", self.name, &log[from..]);
+            eprintln!("--- the log of `{}` (its end) ---\n{}", self.name, &log[from..]);
         }
     }
 }
