@@ -8,3 +8,4 @@ pub mod meter;
 pub mod policy;
 pub mod route;
 pub mod simulated;
+pub mod telemetry;

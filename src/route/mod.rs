@@ -1,1 +1,3 @@
 //! route
+pub mod dialect;
+pub use dialect::Dialect;
