@@ -44,12 +44,9 @@ def whole(message):
 
 
 def streamed(**more):
-    """The same report, put together by the SDK from a stream; and the kinds of events in their order."""
-    events = []
+    """The same report, put together by the SDK from a stream; and the kinds of events as they first came."""
     with client.messages.stream(**asked(**more)) as stream:
-        for event in stream:
-            if not events or events[-1] != event.type:
-                events.append(event.type)
+        events = list(dict.fromkeys(event.type for event in stream))
         report = whole(stream.get_final_message())
     report["events"] = events
     return report
