@@ -57,8 +57,8 @@ impl Process {
         let mut command = tollgate("provider");
         command.args(["--listen", "127.0.0.1:0"]).args(arguments);
         let mut process = Process::start("tollgate provider", command, directory);
-        let line = process.line("tollgate provider listening ").await;
-        let url = word_after(&line, "tollgate provider listening ");
+        let line = process.line("listening ").await;
+        let url = format!("http://{}", word_after(&line, "http://"));
         Provider { process, url, client: Client::new() }
     }
 
@@ -82,7 +82,7 @@ impl Process {
             .env("TOLLGATE_ADMIN_TOKEN", &admin_token)
             .env(PROVIDER_KEY, "sk-simulated");
         let mut process = Process::start("tollgate serve", command, directory);
-        let line = process.line("tollgate listening ").await;
+        let line = process.line("callers=").await;
         let callers = word_after(&line, "callers=");
         let admin = word_after(&line, "admin=");
         let node = Node { process, callers, admin, admin_token, client: Client::new() };
@@ -101,18 +101,18 @@ impl Process {
         Process { name: name.to_owned(), child, directory }
     }
 
-    /// The first line on standard output that starts with `prefix`.
-    pub async fn line(&mut self, prefix: &str) -> String {
+    /// The first whole line on standard output that contains `words`.
+    pub async fn line(&mut self, words: &str) -> String {
         let stdout = self.directory.path().join("stdout");
         let name = self.name.clone();
-        eventually(&format!("`{name}` prints `{prefix}…`"), async || {
+        eventually(&format!("`{name}` prints a line with `{words}`"), async || {
             let printed = fs::read_to_string(&stdout).unwrap_or_default();
             let whole_lines = printed.rsplit_once('\n').map_or("", |(lines, _)| lines);
-            if let Some(line) = whole_lines.lines().find(|line| line.starts_with(prefix)) {
+            if let Some(line) = whole_lines.lines().find(|line| line.contains(words)) {
                 return Ok(line.to_owned());
             }
             if let Ok(Some(status)) = self.child.try_wait() {
-                panic!("`{name}` ended with {status} before it printed `{prefix}…`");
+                panic!("`{name}` ended with {status} before it printed a line with `{words}`");
             }
             Err(format!("it printed: {printed:?}"))
         })
