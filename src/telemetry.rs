@@ -107,18 +107,33 @@ impl Metrics {
         let mut registry = Registry::with_prefix("tollgate");
         let r = &mut registry;
         let seconds = || Histogram::new(exponential_buckets(0.000_01, 2.5, 16));
-        let ratio = || Histogram::new([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0]);
+        let ratio =
+            || Histogram::new([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0]);
         Self {
             decisions: counters(r, "decisions", "Decisions by outcome and reason"),
             tokens_reserved: counters(r, "tokens_reserved", "Tokens held by reservations"),
             tokens_settled: counters(r, "tokens_settled", "Tokens settled with usage"),
             tokens_refunded: counters(r, "tokens_refunded", "Tokens held, not used and given back"),
             tokens_overage: counters(r, "tokens_overage", "Tokens used beyond what was held"),
-            tokens_unsettled: counters(r, "tokens_unsettled", "Tokens of reservations that ended at their estimate"),
+            tokens_unsettled: counters(
+                r,
+                "tokens_unsettled",
+                "Tokens of reservations that ended at their estimate",
+            ),
             tokens_unenforced: counters(r, "tokens_unenforced", "Tokens let through without a limit"),
             inflight: add(r, "inflight", "Requests being served", Gauge::default()),
-            open_reservations: add(r, "open_reservations", "Reservations that have not ended", Gauge::default()),
-            estimate_error_ratio: histograms(r, "estimate_error_ratio", "Tokens used over tokens held", ratio),
+            open_reservations: add(
+                r,
+                "open_reservations",
+                "Reservations that have not ended",
+                Gauge::default(),
+            ),
+            estimate_error_ratio: histograms(
+                r,
+                "estimate_error_ratio",
+                "Tokens used over tokens held",
+                ratio,
+            ),
             step_seconds: histograms(r, "step_seconds", "Seconds spent in each step of a request", seconds),
             upstream_attempts: counters(r, "upstream_attempts", "Requests sent to providers"),
             shadow_rejections: counters(r, "shadow_rejections", "What enforcement would have refused"),
@@ -126,7 +141,12 @@ impl Metrics {
             policy_reloads: counters(r, "policy_reloads", "Policy reloads by result"),
             policy_version: add(r, "policy_version", "Version of the policy in force", Gauge::default()),
             connections: add(r, "connections", "Open connections of callers", Gauge::default()),
-            connections_refused: add(r, "connections_refused", "Connections over the bound", Counter::default()),
+            connections_refused: add(
+                r,
+                "connections_refused",
+                "Connections over the bound",
+                Counter::default(),
+            ),
             token_cache: counters(r, "token_cache", "Token counts looked up, by result"),
             held: add(r, "held", "Entries in each bounded map", Family::default()),
             registry,
@@ -180,7 +200,10 @@ pub enum LogFormat {
 ///
 /// # Errors
 /// A filter that does not parse.
-pub fn init_logs(format: LogFormat, filter: &str) -> Result<tracing_appender::non_blocking::WorkerGuard, String> {
+pub fn init_logs(
+    format: LogFormat,
+    filter: &str,
+) -> Result<tracing_appender::non_blocking::WorkerGuard, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("log filter {filter:?}: {error}"))?;
     let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
     let registry = tracing_subscriber::registry().with(filter);
@@ -217,7 +240,8 @@ mod tests {
             metrics.shadow_rejections.with(vec![("tenant", tenant.to_string())]).inc();
         }
         let page = metrics.render();
-        let series = page.lines().filter(|line| line.starts_with("tollgate_shadow_rejections_total{")).count();
+        let series =
+            page.lines().filter(|line| line.starts_with("tollgate_shadow_rejections_total{")).count();
         assert_eq!(series, SERIES + 1);
         assert!(page.contains("tollgate_shadow_rejections_total{tenant=\"other\"} 50"), "{page}");
     }
