@@ -15,6 +15,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::upstream::Failure;
+
 /// The most series of one family whose labels come from a policy.
 pub const SERIES: usize = 200;
 
@@ -151,6 +153,23 @@ impl Metrics {
             held: add(r, "held", "Entries in each bounded map", Family::default()),
             registry,
         }
+    }
+
+    /// Counts one decision.
+    pub fn count_decision(&self, outcome: &'static str, reason: &'static str) {
+        self.decisions.with(vec![("outcome", outcome.to_owned()), ("reason", reason.to_owned())]).inc();
+    }
+
+    /// Counts one request sent to a provider: by status, or by what went wrong.
+    pub fn count_attempt<B>(&self, provider: &str, outcome: &Result<http::Response<B>, Failure>) {
+        let outcome = match outcome {
+            Ok(answer) => answer.status().as_u16().to_string(),
+            Err(Failure::NotConfigured(_)) => "not_configured".to_owned(),
+            Err(Failure::Unreachable(_)) => "unreachable".to_owned(),
+            Err(Failure::Broken(_)) => "broken".to_owned(),
+            Err(Failure::TimedOut) => "timed_out".to_owned(),
+        };
+        self.upstream_attempts.with(vec![("provider", provider.to_owned()), ("outcome", outcome)]).inc();
     }
 
     /// All metrics in the OpenMetrics text format.

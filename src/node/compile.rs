@@ -27,7 +27,9 @@ fn rules_of(policy: &Policy, tenant: &Tenant) -> TenantRules {
     for rule in &tenant.models {
         let (matches, pattern) = match &rule.pattern {
             ModelPattern::Exact(name) => (ModelMatch::Exact(name.as_str().into()), name.clone()),
-            ModelPattern::Prefix(prefix) => (ModelMatch::Prefix(prefix.as_str().into()), format!("{prefix}*")),
+            ModelPattern::Prefix(prefix) => {
+                (ModelMatch::Prefix(prefix.as_str().into()), format!("{prefix}*"))
+            }
         };
         if let Some(limits) = scope_limits(Scope::Model(pattern.into()), &rule.limits.resolve()) {
             rules.add_model(matches, limits);

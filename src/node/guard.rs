@@ -45,7 +45,17 @@ impl Guard {
         decided: Moment,
     ) -> Self {
         node.metrics.inflight.inc();
-        Self { node, principal, endpoint, record, levels, decided, attempts: 0, upstream_status: 0, over: false }
+        Self {
+            node,
+            principal,
+            endpoint,
+            record,
+            levels,
+            decided,
+            attempts: 0,
+            upstream_status: 0,
+            over: false,
+        }
     }
 
     /// The reservation's id.

@@ -26,8 +26,8 @@ pub use snapshot::Snapshot;
 
 use crate::estimate::TokenCache;
 use crate::limit::{
-    Amount, Decision, Denial, IdempotencyDigest, Levels, Moment, Name, Options, Request, ReservationId, Resolution, Resolved,
-    Verdict,
+    Amount, Decision, Denial, IdempotencyDigest, Levels, Moment, Name, Options, Request, ReservationId,
+    Resolution, Resolved, Verdict,
 };
 use crate::route::Endpoint;
 use crate::telemetry::Metrics;
@@ -83,7 +83,7 @@ impl Node {
         metrics.policy_version.set(i64::try_from(snapshot.version).unwrap_or(i64::MAX));
         Self {
             metrics,
-            token_cache: TokenCache::new(rand::random()),
+            token_cache: TokenCache::new(rand::random(), TokenCache::CAPACITY),
             decisions: Decisions::new(),
             owners: Owners::new(options, &snapshot.rules),
             snapshot: ArcSwap::from_pointee(snapshot),
@@ -113,7 +113,10 @@ impl Node {
     }
 
     /// Asks the owner of the tenant's shard to hold `asking.estimate`.
-    #[allow(clippy::unused_async, reason = "the owner may be on another node one day, and callers must not notice")]
+    #[allow(
+        clippy::unused_async,
+        reason = "the owner may be on another node one day, and callers must not notice"
+    )]
     pub async fn reserve(self: &Arc<Self>, asking: Asking<'_>) -> Reserved {
         let now = crate::clock::now();
         let principal = asking.principal;
@@ -126,13 +129,20 @@ impl Node {
             need: asking.estimate,
             idempotency: asking.idempotency,
         };
-        let unavailable = || Decision { verdict: Verdict::Denied(Denial::Full), levels: Levels::default(), version: 0 };
+        let unavailable =
+            || Decision { verdict: Verdict::Denied(Denial::Full), levels: Levels::default(), version: 0 };
         let decision = self.owners.reserve(now, &request).unwrap_or_else(unavailable);
         self.decided(now, &asking, decision)
     }
 
     /// Ends a reservation at its owner.
-    pub(crate) fn resolve(&self, now: Moment, tenant: &str, id: ReservationId, resolution: Resolution) -> Resolved {
+    pub(crate) fn resolve(
+        &self,
+        now: Moment,
+        tenant: &str,
+        id: ReservationId,
+        resolution: Resolution,
+    ) -> Resolved {
         self.owners.resolve(now, tenant, id, resolution)
     }
 
@@ -207,7 +217,8 @@ impl Node {
                 return Reserved::Denied(denial, decision.levels);
             }
             Verdict::Shadowed(denial) => {
-                let labels = vec![("tenant", principal.tenant.to_string()), ("limit", reason::limit(&denial))];
+                let labels =
+                    vec![("tenant", principal.tenant.to_string()), ("limit", reason::limit(&denial))];
                 self.metrics.shadow_rejections.with(labels).inc();
                 let labels = vec![("reason", "shadow".to_owned())];
                 self.metrics.tokens_unenforced.with(labels).inc_by(asking.estimate.total);

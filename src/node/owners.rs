@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::limit::{
-    Books, Decision, Expired, Limiter, Moment, Name, Options, Request, ReservationId, Resolution, Resolved, Rules,
-    TenantView,
+    Books, Decision, Expired, Limiter, Moment, Name, Options, Request, ReservationId, Resolution, Resolved,
+    Rules, TenantView,
 };
 
 /// How many shards tenants are divided into.
@@ -33,8 +33,8 @@ impl Owners {
 
     /// Puts a later version of the rules in force, shard by shard.
     pub fn apply(&self, rules: &Arc<Rules>) {
-        for shard in &self.shards {
-            lock(shard).apply(rules.clone());
+        for mut limiter in self.shards.iter().filter_map(lock) {
+            limiter.apply(rules.clone());
         }
     }
 

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+pub use crate::route::Dialect;
+
 use super::problem::Problem;
 use super::secret::SecretReference;
 use super::units::{IpNetwork, MicroDollars, Ratio};
@@ -53,32 +55,6 @@ pub struct Policy {
     pub trusted_proxies: Vec<IpNetwork>,
     /// What is allowed but probably not meant, in document order.
     pub warnings: Vec<Problem>,
-}
-
-/// The language a provider and its callers speak. Bodies are never translated between dialects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Dialect {
-    /// `/v1/chat/completions` and its siblings.
-    OpenAi,
-    /// `/v1/messages` and its siblings.
-    Anthropic,
-}
-
-impl Dialect {
-    /// The name the policy document uses.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Dialect::OpenAi => "openai",
-            Dialect::Anthropic => "anthropic",
-        }
-    }
-}
-
-impl fmt::Display for Dialect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// Who serves models, and how to reach it.
