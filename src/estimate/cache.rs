@@ -1,9 +1,11 @@
 //! Remembers how many tokens a text has: a conversation sends its whole history again with every turn.
 //!
-//! A text is known by 128 bits of XXH3 under a seed that each process draws anew, so nobody can prepare two texts that collide; at
-//! 2^16 remembered texts the chance of an accidental collision is below 2^-96. Never holds a text, only its hash and its count.
+//! A text is known by 128 bits of XXH3 under a seed that each process draws anew and tells nobody, so that texts
+//! which collide cannot be prepared; at 2^16 remembered texts an accidental collision has a chance below 2^-96.
+//! Never holds a text, only its hash and its count.
 //!
-//! Memory: at most `2 * capacity` entries of 24 bytes in tables filled to at least 7/16, about 4 MiB at the default capacity.
+//! Memory: at most `2 * capacity` entries of 24 bytes in tables filled to at least 7/16, about 4 MiB at the
+//! default capacity.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,8 +40,8 @@ const SHARDS: usize = 16;
 /// Below, counting costs about as much as looking up.
 const REMEMBERED_FROM_BYTES: usize = 64;
 
-/// Two generations: what is used moves to the young one, and when that is full the old one is dropped whole. As good as a clock
-/// for this purpose, and without a list to maintain.
+/// Two generations: what is used moves to the young one, and when that is full the old one is dropped whole.
+/// As good as a clock for this purpose, and without a list to maintain.
 #[derive(Debug, Default)]
 struct Shard {
     young: HashMap<[u64; 2], u32>,
@@ -68,7 +70,8 @@ impl TokenCache {
     /// As many counts as a busy node's live conversations have texts.
     pub const CAPACITY: usize = 1 << 15;
 
-    /// An empty cache. `seed`: random, drawn by the process. `capacity`: counts that are surely kept; up to twice as many may be.
+    /// An empty cache. `seed`: random, drawn by the process. `capacity`: counts that are surely kept; up to
+    /// twice as many may be.
     pub fn new(seed: u64, capacity: usize) -> TokenCache {
         TokenCache {
             seed,
@@ -79,13 +82,22 @@ impl TokenCache {
         }
     }
 
-    /// Tokens of a text, remembered or counted. The lock is not held while counting: two workers may count the same text.
+    /// Tokens of a text, remembered or counted. The lock is not held while counting: two workers may count
+    /// the same text.
     pub fn count(&self, text: &str, encoding: Encoding) -> u64 {
-        // A ratio is quicker than any look-up.
-        if text.len() < REMEMBERED_FROM_BYTES || matches!(encoding, Encoding::Bytes { .. }) {
+        if text.len() < REMEMBERED_FROM_BYTES {
             return count_text(text, encoding);
         }
-        let (key, shard) = self.place(text, encoding);
+        // A seed apart for each encoding: the same text has another count there.
+        let seed = match encoding {
+            Encoding::O200k => self.seed,
+            Encoding::Cl100k => !self.seed,
+            // A ratio is quicker than any look-up.
+            Encoding::Bytes { .. } => return count_text(text, encoding),
+        };
+        let hash = xxh3_128_with_seed(text.as_bytes(), seed);
+        let key = [hash as u64, (hash >> 64) as u64];
+        let shard = &self.shards[key[0] as usize % SHARDS];
         let remembered = lock(shard).get(key, self.shard_capacity);
         if let Some(count) = remembered {
             self.hits.fetch_add(1, Ordering::Relaxed);
@@ -112,20 +124,6 @@ impl TokenCache {
     /// Whether no count is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    fn place(&self, text: &str, encoding: Encoding) -> ([u64; 2], &Mutex<Shard>) {
-        // A seed apart for each encoding: the same text has another count there.
-        let seed = match encoding {
-            Encoding::O200k => self.seed,
-            Encoding::Cl100k => !self.seed,
-            Encoding::Bytes { milli_bytes_per_token } => self.seed ^ u64::from(milli_bytes_per_token.get()),
-        };
-        let hash = xxh3_128_with_seed(text.as_bytes(), seed).to_le_bytes();
-        let (low, high) = hash.split_at(8);
-        let half = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let key = [half(low), half(high)];
-        (key, &self.shards[key[0] as usize % SHARDS])
     }
 }
 

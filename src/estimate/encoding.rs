@@ -1,7 +1,7 @@
 //! Which tokenizer a model reads with, and how many tokens a text has in it.
 //!
-//! Two of OpenAI's encodings are public and counted exactly (<https://github.com/openai/tiktoken>). Where a tokenizer is not
-//! public, bytes are divided by a ratio that a policy may replace.
+//! Two of OpenAI's encodings are public and counted exactly (<https://github.com/openai/tiktoken>). Where a
+//! tokenizer is not public, bytes are divided by a ratio that a policy may replace.
 
 use std::num::NonZeroU32;
 
@@ -35,10 +35,11 @@ const FAMILIES: [(&str, Encoding); 18] = [
     ("o3", Encoding::O200k),
     ("o4", Encoding::O200k),
     ("codex", Encoding::O200k),
-    // Anthropic's glossary: a token is about 3.5 English characters. The tokenizer since Opus 4.7 may take up to 1.35 times as many
-    // tokens for the same text: 3.5 / 1.35 = 2.59.
+    // Anthropic's glossary: a token is about 3.5 English characters. The tokenizer since Opus 4.7 may take up
+    // to 1.35 times as many tokens for the same text: 3.5 / 1.35 = 2.59.
     ("claude", Encoding::bytes(2_590)),
-    // Google: about 4 characters of English. Code and JSON, which agents send, are nearer to 3 in every public tokenizer.
+    // Google: about 4 characters of English. Code and JSON, which agents send, are nearer to 3 in every
+    // public tokenizer.
     ("gemini", Encoding::bytes(3_000)),
     // Vocabularies of 128 thousand and more: English close to o200k's 4.5, with room for code.
     ("llama", Encoding::bytes(3_000)),
@@ -50,7 +51,8 @@ const FAMILIES: [(&str, Encoding); 18] = [
 const UNKNOWN: Encoding = Encoding::bytes(2_500);
 
 impl Encoding {
-    /// The encoding of a model by its name. A vendor's prefix (`openai/…`) and that of a fine-tuned model (`ft:…`) are passed over.
+    /// The encoding of a model by its name. A vendor's prefix (`openai/…`) and that of a fine-tuned model
+    /// (`ft:…`) are passed over.
     pub fn for_model(name: &str) -> Encoding {
         let name = bare_name(name);
         FAMILIES
@@ -74,8 +76,10 @@ pub(super) fn bare_name(name: &str) -> &str {
     name.strip_prefix("ft:").unwrap_or(name)
 }
 
-/// Tokens of a text, in time linear in its length: a megabyte of one letter, of spaces, of line ends or of combining marks took at most
-/// ten times what a tenth of it took, so texts are never cut for counting, which could add tokens at the cuts. Text that spells a special token is counted as the text it is, as providers read what users send.
+/// Tokens of a text, in time linear in its length: ten times as much of one letter, of spaces, of line ends or
+/// of combining marks, up to a megabyte, took 7 to 17 times as long. So texts are never cut for counting, which
+/// could add tokens at the cuts. Text that spells a special token is counted as the text it is, as providers
+/// read what users send.
 pub fn count_text(text: &str, encoding: Encoding) -> u64 {
     match encoding {
         Encoding::O200k => bpe_openai::o200k_base().count(text) as u64,
@@ -86,7 +90,8 @@ pub fn count_text(text: &str, encoding: Encoding) -> u64 {
     }
 }
 
-/// Loads both tokenizers, about 70 ms each, so that no request waits for them. Blocks: call it before serving.
+/// Loads both tokenizers, about 70 ms each, so that no request waits for them. Blocks: call it before
+/// serving.
 pub fn warm_up() {
     for encoding in [Encoding::O200k, Encoding::Cl100k] {
         count_text("warm", encoding);

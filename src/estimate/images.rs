@@ -1,6 +1,7 @@
 //! Tokens of an image, by the rule that its model's provider publishes:
-//! <https://platform.openai.com/docs/guides/images-vision> and <https://docs.anthropic.com/en/docs/build-with-claude/vision>.
-//! An image of unknown size counts as the largest that the rule allows.
+//! <https://platform.openai.com/docs/guides/images-vision> and
+//! <https://docs.anthropic.com/en/docs/build-with-claude/vision>. An image of unknown size counts as the
+//! largest that the rule allows.
 
 use super::encoding::bare_name;
 use crate::route::{Detail, Image};
@@ -22,7 +23,8 @@ pub enum ImageRule {
         /// Patches of the largest image.
         most: u64,
     },
-    /// Anthropic: in patches of 28 (formerly: an area of 750 pixels per token), scaled down to the most that the model looks at.
+    /// Anthropic: in patches of 28 (formerly: an area of 750 pixels per token), scaled down to the most that
+    /// the model looks at.
     Area {
         /// Tokens of the largest image.
         most: u64,
@@ -72,7 +74,8 @@ impl ImageRule {
         ImageRule::Patches { milli_tokens_per_patch, most: 1_536 }
     }
 
-    /// The rule of a model by its name. Of an unknown one: Anthropic's for large images, the dearest of the common ones.
+    /// The rule of a model by its name. Of an unknown one: Anthropic's for large images, the dearest of the
+    /// common ones.
     pub fn for_model(name: &str) -> ImageRule {
         let name = bare_name(name);
         let known = FAMILIES.iter().find(|(family, _)| name.starts_with(family));

@@ -1,12 +1,15 @@
 //! How many tokens a request may cost, before it is sent: input by counting, output by its ceiling.
 //!
 //! Laws:
-//! - `errs_high`: where a provider publishes a rule, the estimate is at least what the rule gives; where it publishes a range, the
-//!   end that costs more; where it publishes nothing, a stated ratio. Settlement corrects what was too much.
+//! - `errs_high`: where a provider publishes a rule, the estimate is at least what the rule gives; where it
+//!   publishes a range, the end that costs more; where it publishes nothing, a stated ratio. Settlement
+//!   corrects what was too much.
 //! - `monotone`: more words, messages, tools or choices never cost less.
-//! - `bounded`: the cache holds a fixed number of counts however many texts go by; counting is linear in the text, hostile or not.
+//! - `bounded`: the cache holds a fixed number of counts however many texts go by; counting is linear in the
+//!   text, hostile or not.
 //!
-//! Never here: I/O, async, clocks, prices, or what was billed (that is the meter's). No floats: ratios are in thousandths.
+//! Never here: I/O, async, clocks, prices, or what was billed (that is the meter's). No floats: ratios are in
+//! thousandths.
 
 mod cache;
 mod encoding;
@@ -40,7 +43,8 @@ impl Estimate {
 /// How a route reserves for output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputRule {
-    /// What the request names, else the model's default, and never more than the model can write; each per choice.
+    /// What the request names, else the model's default, and never more than the model can write; each per
+    /// choice.
     Ceiling {
         /// Tokens reserved for a choice when the request names no ceiling.
         default: u64,
@@ -68,8 +72,8 @@ pub fn input_tokens(ask: &Ask, encoding: Encoding, cache: &TokenCache) -> u64 {
     input_tokens_for(ask, &ask.model, encoding, cache)
 }
 
-/// Input tokens of a request that is sent to `model`, whatever it names itself: for aliases and fallbacks, which may have another
-/// rule for images.
+/// Input tokens of a request that is sent to `model`, whatever it names itself: for aliases and fallbacks,
+/// which may have another rule for images.
 pub fn input_tokens_for(ask: &Ask, model: &str, encoding: Encoding, cache: &TokenCache) -> u64 {
     let images = ImageRule::for_model(model);
     let prompt = &ask.prompt;

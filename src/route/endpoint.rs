@@ -1,5 +1,5 @@
-//! The table of what is served. Law: `one_canonical_path`. Never decodes, trims or lower-cases: a path that needs it is not ours,
-//! so no spelling can reach a provider past the limits of its route.
+//! The table of what is served. Law: `one_canonical_path`. Never decodes, trims or lower-cases: a path that
+//! needs it is not ours, so no spelling can reach a provider past the limits of its route.
 
 use std::fmt;
 
@@ -77,8 +77,8 @@ impl Endpoint {
         }
     }
 
-    /// Whose shapes to answer in. `anthropic_version`: the request carries that header, which every Anthropic SDK sends and no
-    /// OpenAI SDK does; only `/v1/models`, which both APIs have, is told apart by it.
+    /// Whose shapes to answer in. `anthropic_version`: the request carries that header, which every Anthropic
+    /// SDK sends and no OpenAI SDK does; only `/v1/models`, which both APIs have, is told apart by it.
     pub fn dialect(self, anthropic_version: bool) -> Dialect {
         match self {
             Endpoint::ChatCompletions | Endpoint::Embeddings => Dialect::OpenAi,

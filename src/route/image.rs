@@ -37,8 +37,8 @@ impl Detail {
     }
 }
 
-/// How much of the base64 text is looked at, first and if need be. All formats but JPEG tell their size within 64 bytes; a JPEG may
-/// put a colour profile and a thumbnail first, of up to 64 KiB each.
+/// How much of the base64 text is looked at, first and if need be. All formats but JPEG tell their size
+/// within 64 bytes; a JPEG may put a colour profile and a thumbnail first, of up to 64 KiB each.
 const LOOKED_AT: [usize; 2] = [4 << 10, 256 << 10];
 
 impl Image {

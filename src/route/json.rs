@@ -1,11 +1,12 @@
 //! A strict reader of JSON bodies: one reading or none.
 //!
-//! What a body means to us must be what it means to the provider behind us: a body in which `max_tokens` stands twice could be
-//! counted by the first and answered by the second. RFC 8259 §4 leaves repeated names to each parser, so they are refused, at every
-//! level; so are a byte order mark, invalid UTF-8, lone surrogates, numbers that overflow, and anything after the object.
+//! What a body means to us must be what it means to the provider behind us: a body in which `max_tokens`
+//! stands twice could be counted by the first and answered by the second. RFC 8259 §4 leaves repeated names
+//! to each parser, so they are refused, at every level; so are a byte order mark, invalid UTF-8, lone
+//! surrogates, numbers that overflow, and anything after the object.
 //!
-//! Depth, members per object and values in all are bounded while reading, so memory is a small multiple of the bytes read.
-//! Never serialises: bodies are patched by splicing at the byte ranges reported here.
+//! Depth, members per object and values in all are bounded while reading, so memory is a small multiple of
+//! the bytes read. Never serialises: bodies are patched by splicing at the byte ranges reported here.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -33,7 +34,8 @@ impl Default for Bounds {
         Bounds {
             // What both providers take at most.
             bytes: 32 << 20,
-            // JSON Schemas of tools, the deepest thing that is sent, are limited to 10 levels of nesting, each 2 or 3 here.
+            // JSON Schemas of tools, the deepest thing that is sent, are limited to 10 levels of nesting,
+            // each 2 or 3 here.
             depth: 64,
             // A schema may have 5,000 properties.
             members: 8_192,
@@ -68,7 +70,8 @@ pub enum Number {
     Whole(u64),
     /// A whole number from -2^63 to -1.
     Negative(i64),
-    /// With a fraction or an exponent, or beyond the other two. Kept to be told apart, never to be calculated with.
+    /// With a fraction or an exponent, or beyond the other two. Kept to be told apart, never to be calculated
+    /// with.
     Real(f64),
 }
 
@@ -197,14 +200,15 @@ impl Json<'_> {
 /// RFC 8259 §2. Rust's `trim` would also accept what JSON does not.
 const WHITESPACE: [char; 4] = [' ', '\t', '\n', '\r'];
 
-/// Names are compared pairwise up to this many; beyond, they are sorted, or a wide object would cost the square of its width.
+/// Names are compared pairwise up to this many; beyond, they are sorted, or a wide object would cost the
+/// square of its width.
 const PAIRWISE: usize = 16;
 
 /// How much of a repeated name is shown: enough to find it.
 const SHOWN: usize = 64;
 
-/// One reading of one body: what it may still use, and what it found wrong. The fault travels here and not in the parser's error,
-/// which can carry only text.
+/// One reading of one body: what it may still use, and what it found wrong. The fault travels here and not in
+/// the parser's error, which can carry only text.
 struct Reading<'b, 'r> {
     body: &'b [u8],
     bounds: &'r Bounds,

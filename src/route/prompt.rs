@@ -1,7 +1,7 @@
 //! What a request gives the model to read, in the pieces by which it is counted.
 //!
-//! Law: `nothing_is_free`: whatever a model may read is in here. What we do not know (a new kind of part, an unknown member of a
-//! message) is held as its JSON text, never left out. Never counts tokens itself.
+//! Law: `nothing_is_free`: whatever a model may read is in here. What we do not know (a new kind of part, an
+//! unknown member of a message) is held as its JSON text, never left out. Never counts tokens itself.
 
 use std::fmt::Write as _;
 use std::ops::Range;

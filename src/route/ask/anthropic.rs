@@ -1,4 +1,5 @@
-//! Bodies of the Anthropic dialect: <https://docs.anthropic.com/en/api/messages> and `…/messages-count-tokens`.
+//! Bodies of the Anthropic dialect: <https://docs.anthropic.com/en/api/messages> and
+//! `…/messages-count-tokens`.
 
 use super::complaint::Complaint;
 use super::openai::decoded_bytes;
@@ -60,8 +61,8 @@ fn read_message(message: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint
     }
 }
 
-/// A tool of the caller's own is shown to the model as its definition. One that the provider defines is only named here, by a
-/// versioned `type`, and its definition is longer than what we see.
+/// A tool of the caller's own is shown to the model as its definition. One that the provider defines is only
+/// named here, by a versioned `type`, and its definition is longer than what we see.
 fn read_tool(tool: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
     let object = fields::element(tool)?;
     match fields::string(object, "type")? {

@@ -25,7 +25,8 @@ impl fmt::Display for BadAsk {
 
 impl std::error::Error for BadAsk {}
 
-/// A [`BadAsk`] on its way up, whose path still grows at the front. Nothing is formatted until something is wrong.
+/// A [`BadAsk`] on its way up, whose path still grows at the front. Nothing is formatted until something is
+/// wrong.
 #[derive(Debug)]
 pub(super) struct Complaint {
     code: &'static str,

@@ -1,11 +1,13 @@
-//! A request body, read once: who is asked, how much may come back, what is to be counted, and where to patch.
+//! A request body, read once: who is asked, how much may come back, what is to be counted, and where to
+//! patch.
 //!
 //! Laws:
-//! - `refused_before_counted`: whatever makes the amount of a request uncertain (a wrong type, a ceiling of 0 or 2^63) is refused
-//!   here, where it costs nothing.
+//! - `refused_before_counted`: whatever makes the amount of a request uncertain (a wrong type, a ceiling of 0
+//!   or 2^63) is refused here, where it costs nothing.
 //! - `untouched_but_for`: [`Ask::patched`] splices two members and copies every other byte.
 //!
-//! Members that decide neither amount nor route are the provider's to judge. Never fills in defaults: those belong to a policy.
+//! Members that decide neither amount nor route are the provider's to judge. Never fills in defaults: those
+//! belong to a policy.
 
 mod anthropic;
 mod complaint;
@@ -39,7 +41,8 @@ pub struct Ask {
     pub output_ceiling: Option<u64>,
     /// What the caller said of `stream_options.include_usage`; `None`: nothing.
     pub include_usage: Option<bool>,
-    /// The caller's own user: OpenAI's `user`, else `safety_identifier`; Anthropic's `metadata.user_id`. Not empty, at most 512 bytes.
+    /// The caller's own user: OpenAI's `user`, else `safety_identifier`; Anthropic's `metadata.user_id`. Not
+    /// empty, at most 512 bytes.
     pub user: Option<String>,
     /// What the model is given to read.
     pub prompt: Prompt,
@@ -69,17 +72,20 @@ struct Wants {
     user: Option<String>,
 }
 
-/// No model writes 2^32 tokens: a larger ceiling is a mistake of units, and would reserve a tenant's whole budget.
+/// No model writes 2^32 tokens: a larger ceiling is a mistake of units, and would reserve a tenant's whole
+/// budget.
 const OUTPUT_CEILING_MAX: u64 = u32::MAX as u64;
 
-/// Model names are kept, logged and compared; the longest in use, with their vendor's prefix, are under 100 bytes.
+/// Model names are kept, logged and compared; the longest in use, with their vendor's prefix, are under 100
+/// bytes.
 const MODEL_BYTES_MAX: usize = 256;
 
 /// Twice what either provider accepts.
 const USER_BYTES_MAX: usize = 512;
 
 impl Ask {
-    /// Reads the body of a request to `endpoint`. Refuses what is wrong with what, where and what to do; see [`BadAsk::code`].
+    /// Reads the body of a request to `endpoint`. Refuses what is wrong with what, where and what to do; see
+    /// [`BadAsk::code`].
     pub fn read(endpoint: Endpoint, body: &[u8], bounds: &Bounds) -> Result<Ask, BadAsk> {
         let document = json::read(body, bounds, &["model", "stream_options"])?;
         let object = &document.object;
@@ -104,8 +110,9 @@ impl Ask {
         Ok(Ask { endpoint, model, stream, choices, output_ceiling, include_usage, user, prompt, seams })
     }
 
-    /// The body with another model, or with usage asked for (`stream_options.include_usage`, only where the answer is an OpenAI
-    /// stream), every other byte as it was. The same bytes, not a copy, when there is nothing to change.
+    /// The body with another model, or with usage asked for (`stream_options.include_usage`, only where the
+    /// answer is an OpenAI stream), every other byte as it was. The same bytes, not a copy, when there is
+    /// nothing to change.
     ///
     /// `body` is the one this was read from; another length is a bug and panics.
     pub fn patched(&self, body: &Bytes, model: Option<&str>, ask_for_usage: bool) -> Bytes {

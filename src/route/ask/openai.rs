@@ -1,4 +1,5 @@
-//! Bodies of the OpenAI dialect: <https://platform.openai.com/docs/api-reference/chat/create> and `…/embeddings/create`.
+//! Bodies of the OpenAI dialect: <https://platform.openai.com/docs/api-reference/chat/create> and
+//! `…/embeddings/create`.
 
 use super::complaint::Complaint;
 use super::{OUTPUT_CEILING_MAX, Wants, fields, read_user};
@@ -29,10 +30,12 @@ pub(super) fn read_chat(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wants,
         }
     }
     let choices = fields::whole(body, "n", 1..=CHOICES_MAX)?.unwrap_or(1);
-    // The two are old and new names of one thing. Which of them a provider honours when both are given is its affair: the larger counts.
+    // The two are old and new names of one thing. Which of them a provider honours when both are given is its
+    // affair: the larger counts.
     let old = fields::whole(body, "max_tokens", 1..=OUTPUT_CEILING_MAX)?;
     let new = fields::whole(body, "max_completion_tokens", 1..=OUTPUT_CEILING_MAX)?;
-    // `safety_identifier` is the newer name, but a policy that limits by `user` must not be dodged by adding it.
+    // `safety_identifier` is the newer name, but a policy that limits by `user` must not be dodged by adding
+    // it.
     let user = match read_user(body, "user")? {
         Some(user) => Some(user),
         None => read_user(body, "safety_identifier")?,
