@@ -8,6 +8,7 @@ pub mod limit;
 pub mod meter;
 pub mod node;
 pub mod policy;
+pub mod proxy;
 pub mod route;
 pub mod simulated;
 pub mod telemetry;

@@ -15,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::limit::Span;
 use crate::upstream::Failure;
 
 /// The most series of one family whose labels come from a policy.
@@ -57,6 +58,40 @@ pub type Counters = Bounded<Counter, fn() -> Counter>;
 /// A bounded family of histograms.
 pub type Histograms = Bounded<Histogram, fn() -> Histogram>;
 
+/// How long one step of a request takes.
+pub struct Step(Histogram);
+
+impl Step {
+    /// Notes that it took `span`.
+    pub fn observe_span(&self, span: Span) {
+        self.0.observe(span.as_nanos() as f64 / 1e9);
+    }
+}
+
+/// The steps of a request, in order.
+pub struct Steps {
+    /// From the request's head to its body read: whose it is, and its bytes.
+    pub authenticate: Step,
+    /// Reading the body and counting its tokens.
+    pub estimate: Step,
+    /// The decision.
+    pub reserve: Step,
+    /// Until the provider's answer begins, retries among it.
+    pub first_byte: Step,
+}
+
+impl Steps {
+    fn new(family: &Histograms) -> Self {
+        let step = |name: &str| Step(family.with(vec![("step", name.to_owned())]));
+        Self {
+            authenticate: step("authenticate"),
+            estimate: step("estimate"),
+            reserve: step("reserve"),
+            first_byte: step("first_byte"),
+        }
+    }
+}
+
 /// Every metric of one node. Names carry the prefix `tollgate_`; counters end in `_total`.
 pub struct Metrics {
     registry: Registry,
@@ -80,8 +115,8 @@ pub struct Metrics {
     pub open_reservations: Gauge,
     /// What was used over what was held, by route.
     pub estimate_error_ratio: Histograms,
-    /// Time spent in each step of a request, in seconds.
-    pub step_seconds: Histograms,
+    /// Time spent in each step of a request.
+    pub steps: Steps,
     /// Requests sent to providers, by provider and outcome.
     pub upstream_attempts: Counters,
     /// What enforcement would have refused, by tenant and limit.
@@ -136,7 +171,12 @@ impl Metrics {
                 "Tokens used over tokens held",
                 ratio,
             ),
-            step_seconds: histograms(r, "step_seconds", "Seconds spent in each step of a request", seconds),
+            steps: Steps::new(&histograms(
+                r,
+                "step_seconds",
+                "Seconds spent in each step of a request",
+                seconds,
+            )),
             upstream_attempts: counters(r, "upstream_attempts", "Requests sent to providers"),
             shadow_rejections: counters(r, "shadow_rejections", "What enforcement would have refused"),
             usage_unknown: counters(r, "usage_unknown", "Answers without usage of a known shape"),

@@ -128,6 +128,11 @@ impl StreamMeter {
         self.held > 0 || self.splitter.between_events()
     }
 
+    /// Whether the stream has said that it is over: `[DONE]` or `message_stop`.
+    pub fn end_marker_seen(&self) -> bool {
+        self.reading.end_marker_seen
+    }
+
     /// Whether the provider reported an error within the stream.
     pub fn error_seen(&self) -> bool {
         self.reading.error_seen

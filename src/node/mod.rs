@@ -15,6 +15,7 @@ pub mod owners;
 mod principal;
 pub mod reason;
 mod snapshot;
+pub mod view;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,1 +1,178 @@
-//! x
+//! Undoing a `Content-Encoding` that a provider applied although it was asked for identity (RFC 9110 §8.4.1).
+//!
+//! A push decoder: bytes in, bytes out, as they come, so that a compressed stream is still relayed at once. What comes out is
+//! bounded, whatever the ratio of a hostile body.
+
+use std::io::Write;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::CONTENT_ENCODING;
+
+/// The most that one body may decode to.
+const MAX_DECODED: usize = 256 * 1024 * 1024;
+
+/// Why a body cannot be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undecodable {
+    /// An encoding that is not known, or several.
+    Unknown,
+    /// Bytes that are not of the encoding.
+    Corrupt,
+    /// It decodes to more than is allowed.
+    TooLarge,
+}
+
+/// A decoder for one body.
+pub enum Decoder {
+    /// The bytes as they are.
+    Identity,
+    /// `gzip`.
+    Gzip(Box<flate2::write::MultiGzDecoder<Sink>>),
+    /// `deflate`: the zlib format.
+    Deflate(Box<flate2::write::ZlibDecoder<Sink>>),
+    /// `br`.
+    Brotli(Box<brotli::DecompressorWriter<Sink>>),
+}
+
+/// Where decoded bytes wait to be taken.
+#[derive(Default)]
+pub struct Sink {
+    bytes: Vec<u8>,
+    total: usize,
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.total = self.total.saturating_add(bytes.len());
+        if self.total > MAX_DECODED {
+            return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "decodes to too much"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Decoder {
+    /// The decoder for a body with these headers.
+    ///
+    /// # Errors
+    /// An encoding that cannot be undone.
+    pub fn of(headers: &HeaderMap) -> Result<Self, Undecodable> {
+        let mut values = headers.get_all(CONTENT_ENCODING).iter();
+        let Some(value) = values.next() else { return Ok(Self::Identity) };
+        if values.next().is_some() {
+            return Err(Undecodable::Unknown);
+        }
+        let name = value.to_str().unwrap_or("").trim().to_ascii_lowercase();
+        match name.as_str() {
+            "identity" | "" => Ok(Self::Identity),
+            "gzip" | "x-gzip" => {
+                Ok(Self::Gzip(Box::new(flate2::write::MultiGzDecoder::new(Sink::default()))))
+            }
+            "deflate" => Ok(Self::Deflate(Box::new(flate2::write::ZlibDecoder::new(Sink::default())))),
+            "br" => Ok(Self::Brotli(Box::new(brotli::DecompressorWriter::new(Sink::default(), 8 * 1024)))),
+            _ => Err(Undecodable::Unknown),
+        }
+    }
+
+    /// Whether bytes pass as they are.
+    #[must_use]
+    pub const fn is_identity(&self) -> bool {
+        matches!(self, Self::Identity)
+    }
+
+    /// What `chunk` decodes to, as far as it can be told yet.
+    ///
+    /// # Errors
+    /// Corrupt or too large.
+    pub fn feed(&mut self, chunk: Bytes) -> Result<Bytes, Undecodable> {
+        match self {
+            Self::Identity => Ok(chunk),
+            Self::Gzip(decoder) => push(decoder.as_mut(), &chunk, |decoder| decoder.get_mut()),
+            Self::Deflate(decoder) => push(decoder.as_mut(), &chunk, |decoder| decoder.get_mut()),
+            Self::Brotli(decoder) => push(decoder.as_mut(), &chunk, |decoder| decoder.get_mut()),
+        }
+    }
+}
+
+fn push<D: Write>(
+    decoder: &mut D,
+    chunk: &[u8],
+    sink: impl Fn(&mut D) -> &mut Sink,
+) -> Result<Bytes, Undecodable> {
+    let result = decoder.write_all(chunk).and_then(|()| decoder.flush());
+    let sink = sink(decoder);
+    let bytes = Bytes::from(std::mem::take(&mut sink.bytes));
+    match result {
+        Ok(()) => Ok(bytes),
+        Err(_) if sink.total > MAX_DECODED => Err(Undecodable::TooLarge),
+        Err(_) => Err(Undecodable::Corrupt),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    const TEXT: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"hello hello hello\"}}]}\n\n";
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn deflate(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn brotli(bytes: &[u8]) -> Vec<u8> {
+        let mut encoded = Vec::new();
+        let mut encoder = brotli::CompressorWriter::new(&mut encoded, 4096, 5, 20);
+        encoder.write_all(bytes).unwrap();
+        drop(encoder);
+        encoded
+    }
+
+    fn decoder(encoding: &'static str) -> Decoder {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding));
+        Decoder::of(&headers).unwrap()
+    }
+
+    #[test]
+    fn each_encoding_is_undone_however_it_is_cut() {
+        for (name, encoded) in [("gzip", gzip(TEXT)), ("deflate", deflate(TEXT)), ("br", brotli(TEXT))] {
+            for cut in 0..encoded.len() {
+                let mut decoder = decoder(name);
+                let mut out = decoder.feed(Bytes::copy_from_slice(&encoded[..cut])).unwrap().to_vec();
+                out.extend_from_slice(&decoder.feed(Bytes::copy_from_slice(&encoded[cut..])).unwrap());
+                assert_eq!(out, TEXT, "{name} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_of_the_encoding_is_said() {
+        assert_eq!(decoder("gzip").feed(Bytes::from_static(b"not gzip at all")), Err(Undecodable::Corrupt));
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+        assert_eq!(Decoder::of(&headers).err(), Some(Undecodable::Unknown));
+    }
+
+    #[test]
+    fn a_bomb_is_stopped_at_the_bound() {
+        let bomb = gzip(&vec![0; MAX_DECODED + 1]);
+        assert!(bomb.len() < MAX_DECODED / 100);
+        assert_eq!(decoder("gzip").feed(Bytes::from(bomb)), Err(Undecodable::TooLarge));
+    }
+}

@@ -1,0 +1,333 @@
+//! What a provider said becomes what a caller gets, and ends the reservation.
+//!
+//! | the provider's answer | the caller gets | the reservation |
+//! |---|---|---|
+//! | success, whole, with usage | its bytes | settles with it |
+//! | success, whole, without usage | its bytes | closes at the estimate |
+//! | a stream that ends with usage | its bytes | settles with it |
+//! | a stream that ends without, or breaks | its bytes, then an error event if it broke | closes at the estimate |
+//! | a stream whose caller leaves | – | settles with the larger of what was reported and what was counted, or closes, as the policy says |
+//! | failure | its bytes and status | closes at the estimate |
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body, Incoming};
+use tokio::time::{Instant, Sleep};
+
+use super::body::AnswerBody;
+use super::limits;
+use super::pipeline::Edge;
+use super::reject::Rejection;
+use crate::estimate::{Encoding, count_text};
+use crate::limit::Amount;
+use crate::meter::{Metered, StreamEnd, StreamMeter, StreamMeterOptions, Usage, error_event, usage_of_body};
+use crate::node::{Guard, Receipt};
+use crate::policy::OnDisconnect;
+use crate::route::Dialect;
+use crate::upstream::decode::Decoder;
+use crate::upstream::{Upstream, hygiene};
+
+/// The most of a whole answer that is held in memory. The largest embedding batches are below it.
+const MAX_WHOLE_ANSWER: usize = 64 * 1024 * 1024;
+
+/// An exchange whose answer has begun.
+pub(super) struct Exchange {
+    pub edge: Arc<Edge>,
+    pub guard: Guard,
+    pub dialect: Dialect,
+    pub upstream: Arc<Upstream>,
+    /// How many answers were asked for.
+    pub choices: u32,
+    /// Whether the caller did not ask for usage in its stream.
+    pub drop_usage: bool,
+    /// Whether this endpoint's answers report usage at all.
+    pub has_usage: bool,
+    pub on_disconnect: Option<OnDisconnect>,
+    pub encoding: Encoding,
+    pub total_timeout: Duration,
+}
+
+/// Passes a provider's answer on.
+pub(super) async fn pass_on(
+    exchange: Exchange,
+    response: Response<Incoming>,
+) -> Result<Response<AnswerBody>, Rejection> {
+    let (mut parts, body) = response.into_parts();
+    let decoder = match Decoder::of(&parts.headers) {
+        Ok(decoder) => decoder,
+        Err(_) => {
+            let provider = exchange.upstream.name.clone();
+            exchange.guard.close("undecodable");
+            return Err(Rejection::upstream_unreadable(
+                &provider,
+                "has a Content-Encoding that was not asked for",
+            ));
+        }
+    };
+    let levels = *exchange.guard.levels();
+    let dialect = exchange.dialect;
+    let rate_limited = parts.status == StatusCode::TOO_MANY_REQUESTS;
+    let is_stream = parts.status.is_success() && is_event_stream(&parts.headers);
+    parts.headers = hygiene::inbound(&parts.headers);
+    if !decoder.is_identity() {
+        parts.headers.remove(header::CONTENT_ENCODING);
+    }
+    if rate_limited {
+        // The provider's own limit: it must not look like the tenant's.
+        parts.headers.insert("x-tollgate-error", HeaderValue::from_static("upstream_rate_limited"));
+    }
+    parts.extensions.clear();
+    limits::add(&mut parts.headers, dialect, &levels, crate::clock::wall_now());
+    let body = if is_stream {
+        AnswerBody::Stream(Box::new(MeteredStream::new(exchange, body, decoder)))
+    } else {
+        AnswerBody::whole(whole(exchange, parts.status, body, decoder).await?)
+    };
+    Ok(Response::from_parts(parts, body))
+}
+
+/// Reads a whole answer and ends the reservation before the caller sees it: who asks again at once finds its refund.
+async fn whole(
+    exchange: Exchange,
+    status: StatusCode,
+    body: Incoming,
+    mut decoder: Decoder,
+) -> Result<Bytes, Rejection> {
+    let reading =
+        tokio::time::timeout(exchange.total_timeout, Limited::new(body, MAX_WHOLE_ANSWER).collect());
+    let bytes = match reading.await {
+        Ok(Ok(collected)) => decoder.feed(collected.to_bytes()).map_err(|_| "cannot be decoded"),
+        Ok(Err(_)) => Err("broke off or is too large"),
+        Err(_elapsed) => Err("did not end in time"),
+    };
+    let Exchange { guard, dialect, upstream, has_usage, edge, .. } = exchange;
+    let bytes = match bytes {
+        Ok(bytes) => bytes,
+        Err(why) => {
+            guard.close("provider_failed");
+            return Err(Rejection::upstream_unreadable(&upstream.name, why));
+        }
+    };
+    if !status.is_success() {
+        guard.close("provider_failed");
+    } else if !has_usage {
+        guard.settle(Amount::default(), "nothing_billed");
+    } else {
+        match usage_of_body(dialect, &bytes) {
+            Metered::Exact(usage) => guard.settle(amount(usage, dialect), "usage"),
+            Metered::AtLeast(_) | Metered::Unknown => {
+                edge.node.metrics.usage_unknown.with(vec![("provider", upstream.name.clone())]).inc();
+                guard.close("no_usage")
+            }
+        };
+    }
+    Ok(bytes)
+}
+
+fn amount(usage: Usage, dialect: Dialect) -> Amount {
+    Amount::with_total(usage.total(), usage.limit_input(dialect), usage.output)
+}
+
+fn is_event_stream(headers: &http::HeaderMap) -> bool {
+    let essence = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    essence.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case("text/event-stream"))
+}
+
+/// A provider's stream on its way to a caller. Its reservation ends with it, whichever way that is.
+pub struct MeteredStream {
+    /// None when the stream is over.
+    live: Option<Live>,
+    inner: Incoming,
+    decoder: Decoder,
+    dialect: Dialect,
+    /// Looked at when it fires, not moved with every chunk.
+    timer: Pin<Box<Sleep>>,
+    last_chunk: Instant,
+    idle_timeout: Duration,
+    deadline: Instant,
+    inner_over: bool,
+}
+
+struct Live {
+    guard: Guard,
+    meter: StreamMeter,
+    on_disconnect: Option<OnDisconnect>,
+    edge: Arc<Edge>,
+    provider: Arc<Upstream>,
+}
+
+impl MeteredStream {
+    fn new(exchange: Exchange, inner: Incoming, decoder: Decoder) -> Self {
+        let Exchange {
+            edge,
+            guard,
+            dialect,
+            upstream,
+            choices,
+            drop_usage,
+            on_disconnect,
+            encoding,
+            total_timeout,
+            ..
+        } = exchange;
+        let meter = StreamMeter::new(StreamMeterOptions {
+            dialect,
+            expected_choices: choices,
+            drop_usage_chunk: drop_usage && upstream.include_usage,
+            count: Arc::new(move |text| count_text(text, encoding)),
+        });
+        let now = Instant::now();
+        let idle_timeout = upstream.timeouts.idle;
+        let deadline = now + total_timeout;
+        Self {
+            live: Some(Live { guard, meter, on_disconnect, edge, provider: upstream }),
+            inner,
+            decoder,
+            dialect,
+            timer: Box::pin(tokio::time::sleep_until(deadline.min(now + idle_timeout))),
+            last_chunk: now,
+            idle_timeout,
+            deadline,
+            inner_over: false,
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.inner_over
+    }
+
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            if self.inner_over {
+                return Poll::Ready(None);
+            }
+            let frame = match Pin::new(&mut self.inner).poll_frame(context) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => match self.check_time(context) {
+                    None => return Poll::Pending,
+                    Some(why) => return Poll::Ready(self.broken("upstream_timeout", why)),
+                },
+            };
+            self.last_chunk = Instant::now();
+            let data = match frame {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => data,
+                    Err(_trailers) => continue,
+                },
+                Some(Err(_)) => {
+                    return Poll::Ready(self.broken("upstream_broken", "The provider's stream broke off."));
+                }
+                None => return Poll::Ready(self.ended()),
+            };
+            let Ok(data) = self.decoder.feed(data) else {
+                return Poll::Ready(
+                    self.broken("upstream_unreadable", "The provider's stream cannot be decoded."),
+                );
+            };
+            let relayed = self.meter(data);
+            if !relayed.is_empty() {
+                return Poll::Ready(Some(relayed));
+            }
+        }
+    }
+
+    /// Meters a chunk. With the stream's own end mark the reservation ends, before the caller sees the mark: who asks again at once
+    /// finds its refund and its slot.
+    fn meter(&mut self, chunk: Bytes) -> Bytes {
+        let Some(live) = &mut self.live else { return chunk };
+        let relayed = live.meter.feed(chunk);
+        if live.meter.end_marker_seen()
+            && let Some(live) = self.live.take()
+        {
+            live.finish(StreamEnd::Clean);
+        }
+        relayed
+    }
+
+    fn ended(&mut self) -> Option<Bytes> {
+        self.inner_over = true;
+        let mut live = self.live.take()?;
+        let held = live.meter.take_held();
+        live.finish(StreamEnd::Clean);
+        (!held.is_empty()).then_some(held)
+    }
+
+    /// The status line has gone out, so the failure is told in the stream.
+    fn broken(&mut self, code: &'static str, message: &str) -> Option<Bytes> {
+        self.inner_over = true;
+        let live = self.live.take()?;
+        let event = error_event(self.dialect, code, message);
+        let event =
+            if live.meter.between_events() { event } else { Bytes::from([b"\n\n", event.as_ref()].concat()) };
+        live.guard.close("provider_failed");
+        Some(event)
+    }
+
+    fn check_time(&mut self, context: &mut Context<'_>) -> Option<&'static str> {
+        while self.timer.as_mut().poll(context).is_ready() {
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Some("The answer took longer than this gateway allows.");
+            }
+            if now >= self.last_chunk + self.idle_timeout {
+                return Some("The provider's stream fell silent.");
+            }
+            let next = self.deadline.min(self.last_chunk + self.idle_timeout);
+            self.timer.as_mut().reset(next);
+        }
+        None
+    }
+}
+
+impl Live {
+    /// The provider's side is over.
+    fn finish(self, end: StreamEnd) -> Receipt {
+        let Self { guard, meter, edge, provider, .. } = self;
+        let failed = meter.error_seen();
+        match meter.finish(end) {
+            Metered::Exact(usage) => guard.settle(amount(usage, provider.dialect), "usage"),
+            _ if failed => guard.close("provider_failed"),
+            Metered::AtLeast(_) => guard.close("incomplete"),
+            Metered::Unknown => {
+                edge.node.metrics.usage_unknown.with(vec![("provider", provider.name.clone())]).inc();
+                guard.close("no_usage")
+            }
+        }
+    }
+
+    /// The caller's side is over. Dropping the provider's stream cancels it.
+    fn caller_gone(self) {
+        let Self { guard, meter, on_disconnect, provider, .. } = self;
+        if on_disconnect == Some(OnDisconnect::Estimate) {
+            guard.close("client_gone");
+            return;
+        }
+        let held = guard.held();
+        let seen = match meter.finish(StreamEnd::Cut) {
+            Metered::Exact(usage) | Metered::AtLeast(usage) => amount(usage, provider.dialect),
+            Metered::Unknown => Amount::default(),
+        };
+        // Whoever reported no input has read it all the same.
+        let used = if seen.total == seen.output {
+            Amount::with_total(held.input + seen.output, held.input, seen.output)
+        } else {
+            seen
+        };
+        guard.settle(used, "client_gone");
+    }
+}
+
+impl Drop for MeteredStream {
+    fn drop(&mut self) {
+        if let Some(live) = self.live.take() {
+            live.caller_gone();
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What is left of a caller's limits, in the headers of its dialect and in those of the IETF draft.
+//!
+//! OpenAI: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`. Anthropic:
+//! `anthropic-ratelimit-{requests,tokens,input-tokens,output-tokens}-{limit,remaining,reset}`. Everywhere: `RateLimit-Policy` and
+//! `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10). Numbers are never negative. The tightest bucket on the path speaks for
+//! its dimension, and the levels are those of the moment of the decision.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::limit::{Dimension, LevelView, Levels, Span};
+use crate::route::Dialect;
+
+/// Adds the limit headers of `dialect`.
+pub fn add(headers: &mut HeaderMap, dialect: Dialect, levels: &Levels, now: Timestamp) {
+    match dialect {
+        Dialect::OpenAi => openai(headers, levels),
+        Dialect::Anthropic => anthropic(headers, levels, now),
+    }
+    ietf(headers, levels);
+}
+
+fn openai(headers: &mut HeaderMap, levels: &Levels) {
+    let names = [
+        (
+            Dimension::Requests,
+            ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+        ),
+        (
+            Dimension::Tokens,
+            ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+        ),
+    ];
+    for (dimension, [limit, remaining, reset]) in names {
+        let Some(level) = levels[dimension.index()] else { continue };
+        number(headers, limit, level.per_minute);
+        number(headers, remaining, left(&level));
+        text(headers, reset, &clock_like(level.until_full));
+    }
+}
+
+fn anthropic(headers: &mut HeaderMap, levels: &Levels, now: Timestamp) {
+    let names = [
+        (Dimension::Requests, "requests"),
+        (Dimension::Tokens, "tokens"),
+        (Dimension::InputTokens, "input-tokens"),
+        (Dimension::OutputTokens, "output-tokens"),
+    ];
+    for (dimension, name) in names {
+        let Some(level) = levels[dimension.index()] else { continue };
+        let full = seconds_up(level.until_full);
+        let at = now + SignedDuration::from_secs(i64::try_from(full).unwrap_or(0).min(31_536_000));
+        number(headers, &format!("anthropic-ratelimit-{name}-limit"), level.per_minute);
+        number(headers, &format!("anthropic-ratelimit-{name}-remaining"), left(&level));
+        text(
+            headers,
+            &format!("anthropic-ratelimit-{name}-reset"),
+            &at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        );
+    }
+}
+
+fn ietf(headers: &mut HeaderMap, levels: &Levels) {
+    use std::fmt::Write;
+    let (mut policies, mut states) = (String::new(), String::new());
+    for dimension in Dimension::ALL {
+        let Some(level) = levels[dimension.index()] else { continue };
+        let name = match dimension {
+            Dimension::Tokens => "tpm",
+            Dimension::InputTokens => "itpm",
+            Dimension::OutputTokens => "otpm",
+            Dimension::Requests => "rpm",
+        };
+        let comma = if policies.is_empty() { "" } else { ", " };
+        // Writing to a String does not fail.
+        let _ = write!(policies, "{comma}\"{name}\";q={};w=60", level.per_minute);
+        let _ = write!(states, "{comma}\"{name}\";r={};t={}", left(&level), seconds_up(level.until_full));
+    }
+    if !policies.is_empty() {
+        text(headers, "ratelimit-policy", &policies);
+        text(headers, "ratelimit", &states);
+    }
+}
+
+fn left(level: &LevelView) -> u64 {
+    u64::try_from(level.level).unwrap_or(0)
+}
+
+fn seconds_up(span: Span) -> u64 {
+    span.as_millis_up().div_ceil(1000)
+}
+
+/// OpenAI's spelling of a length of time: `634ms`, `12s`, `6m0s`, `1h0m0s`.
+fn clock_like(span: Span) -> String {
+    let millis = span.as_millis_up();
+    let seconds = millis.div_ceil(1000);
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        _ if millis == 0 => "0s".to_owned(),
+        _ if millis < 1000 => format!("{millis}ms"),
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
+        (hours, minutes, seconds) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+fn number(headers: &mut HeaderMap, name: &str, value: u64) {
+    if let Ok(name) = name.parse::<HeaderName>() {
+        headers.insert(name, HeaderValue::from(value));
+    }
+}
+
+fn text(headers: &mut HeaderMap, name: &str, value: &str) {
+    if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::try_from(value)) {
+        headers.insert(name, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn levels() -> Levels {
+        let level = |per_minute, level, until_full| {
+            Some(LevelView { per_minute, capacity: per_minute, level, until_full })
+        };
+        [
+            level(120_000, 5_000, Span::from_millis(57_500)),
+            None,
+            level(6_000, -300, Span::from_secs(63)),
+            level(600, 599, Span::from_millis(100)),
+        ]
+    }
+
+    fn rendered(dialect: Dialect) -> Vec<String> {
+        let mut headers = HeaderMap::new();
+        add(&mut headers, dialect, &levels(), "2026-11-30T12:00:00Z".parse().unwrap());
+        let mut lines: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn openai_clients_read_their_own_headers() {
+        assert_eq!(
+            rendered(Dialect::OpenAi),
+            [
+                "ratelimit-policy: \"tpm\";q=120000;w=60, \"otpm\";q=6000;w=60, \"rpm\";q=600;w=60",
+                "ratelimit: \"tpm\";r=5000;t=58, \"otpm\";r=0;t=63, \"rpm\";r=599;t=1",
+                "x-ratelimit-limit-requests: 600",
+                "x-ratelimit-limit-tokens: 120000",
+                "x-ratelimit-remaining-requests: 599",
+                "x-ratelimit-remaining-tokens: 5000",
+                "x-ratelimit-reset-requests: 100ms",
+                "x-ratelimit-reset-tokens: 58s",
+            ]
+        );
+    }
+
+    #[test]
+    fn anthropic_clients_read_theirs_with_instants_and_never_a_negative_number() {
+        let lines = rendered(Dialect::Anthropic);
+        assert!(
+            lines.contains(&"anthropic-ratelimit-tokens-reset: 2026-11-30T12:00:58Z".to_owned()),
+            "{lines:?}"
+        );
+        assert!(lines.contains(&"anthropic-ratelimit-output-tokens-remaining: 0".to_owned()), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("input-tokens")), "{lines:?}");
+    }
+
+    #[test]
+    fn lengths_of_time_are_spelled_as_openai_does() {
+        let spelled =
+            [0, 1, 634, 1_000, 12_400, 360_000, 3_600_000].map(|ms| clock_like(Span::from_millis(ms)));
+        assert_eq!(spelled, ["0s", "1ms", "634ms", "1s", "13s", "6m0s", "1h0m0s"]);
+    }
+}

@@ -1,0 +1,22 @@
+//! The edge for callers: HTTP in, a decision, HTTP out.
+//!
+//! In reading order: [`server`] (connections), `pipeline` (the steps of a request, straight down the page), `answer` (what a
+//! provider said becomes what a caller gets, and ends the reservation), `body` (bytes on their way to a caller), `own` (Tollgate's
+//! own endpoints), `limits` (headers), `reject` (every refusal and fault as HTTP, in one place).
+//!
+//! Laws:
+//! - nothing is counted before the caller is authenticated, and bad input costs nothing;
+//! - every answer is JSON or the provider's own bytes, in the dialect of its route, with `x-tollgate-decision`;
+//! - a stream's bytes are relayed untouched and at once;
+//! - a caller that leaves takes its request to the provider with it.
+
+mod answer;
+mod body;
+mod limits;
+mod own;
+mod pipeline;
+mod reject;
+pub mod server;
+
+pub use pipeline::{Edge, EdgeOptions};
+pub use server::{Server, ServerOptions};

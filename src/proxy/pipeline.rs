@@ -1,0 +1,339 @@
+//! The steps of a request. Each takes the value of the step before and returns a richer one: credential → principal → ask → estimate
+//! → guard or denial → exchange → answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderValue, Method, Request, Response, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
+use sha2::{Digest, Sha256};
+
+use super::answer;
+use super::body::AnswerBody;
+use super::limits;
+use super::own;
+use super::reject::Rejection;
+use crate::auth::Credential;
+use crate::estimate::{self, Encoding, OutputRule};
+use crate::limit::{Amount, IdempotencyDigest, Levels, Name, ReservationId};
+use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
+use crate::policy::{OutputEstimate, Tokenizer};
+use crate::route::{Ask, Bounds, Dialect, Endpoint, Missing};
+use crate::upstream::{self, Outbound, Upstream, hygiene};
+
+/// Bounds of the edge.
+#[derive(Clone, Copy, Debug)]
+pub struct EdgeOptions {
+    /// The largest request body, in bytes.
+    pub max_body: usize,
+    /// How long a request body may take to arrive.
+    pub body_timeout: Duration,
+}
+
+impl Default for EdgeOptions {
+    fn default() -> Self {
+        Self { max_body: 32 * 1024 * 1024, body_timeout: Duration::from_secs(30) }
+    }
+}
+
+/// The edge of one node.
+pub struct Edge {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Its bounds.
+    pub options: EdgeOptions,
+}
+
+/// Above this many bytes a body is read and counted off the async workers: at 20 MB/s it would hold one for a millisecond.
+const LONG_BODY: usize = 16 * 1024;
+
+/// A request that was read, resolved and counted.
+struct Counted {
+    ask: Ask,
+    model: Name,
+    upstream_model: String,
+    upstream: Arc<Upstream>,
+    estimate: Amount,
+}
+
+impl Edge {
+    /// Answers one request.
+    pub async fn handle(self: &Arc<Self>, request: Request<Incoming>) -> Response<AnswerBody> {
+        let id = self.node.new_id();
+        let anthropic = request.headers().contains_key("anthropic-version");
+        let found = Endpoint::find(request.method().as_str(), request.uri().path());
+        let dialect = match found {
+            Ok(endpoint) => endpoint.dialect(anthropic),
+            Err(missing) => missing.dialect(),
+        };
+        let answered = match found {
+            _ if asks_for_upgrade(&request) => Err(Rejection::upgrade()),
+            Ok(Endpoint::Models) => self.list_models(&request, dialect),
+            Ok(endpoint) => self.serve(id, endpoint, request).await,
+            Err(missing) => self.own_endpoint(&request, missing),
+        };
+        let mut response = answered.unwrap_or_else(|rejection| self.reject(rejection, dialect, id));
+        if let Ok(value) = HeaderValue::try_from(id.to_string()) {
+            response.headers_mut().insert("x-tollgate-decision", value);
+        }
+        response
+    }
+
+    /// What a bug looks like from outside.
+    pub fn failed(&self, path: &str, anthropic: bool) -> Response<AnswerBody> {
+        let dialect = match Endpoint::find("POST", path) {
+            Ok(endpoint) => endpoint.dialect(anthropic),
+            Err(missing) => missing.dialect(),
+        };
+        self.reject(Rejection::internal(), dialect, self.node.new_id())
+    }
+
+    async fn serve(
+        self: &Arc<Self>,
+        id: ReservationId,
+        endpoint: Endpoint,
+        request: Request<Incoming>,
+    ) -> Result<Response<AnswerBody>, Rejection> {
+        let began = crate::clock::now();
+        let snapshot = self.node.snapshot();
+        let principal = authenticate(&snapshot, request.headers())?;
+        let (parts, body) = request.into_parts();
+        let body = self.read_body(&parts, body).await?;
+
+        let counting = crate::clock::now();
+        let counted = self.count(&snapshot, &principal, endpoint, &body).await?;
+        let reserving = crate::clock::now();
+        let asking = Asking {
+            id,
+            principal: &principal,
+            endpoint,
+            model_asked: &counted.ask.model,
+            model: &counted.model,
+            estimate: counted.estimate,
+            idempotency: idempotency(&principal, &parts),
+        };
+        let mut guard = match self.node.reserve(asking).await {
+            Reserved::Held(guard) => guard,
+            Reserved::Denied(denial, levels) => {
+                return Err(Rejection::denied(&principal.tenant, &denial, levels));
+            }
+        };
+
+        let sending = crate::clock::now();
+        let steps = &self.node.metrics.steps;
+        steps.authenticate.observe_span(counting.since(began));
+        steps.estimate.observe_span(reserving.since(counting));
+        steps.reserve.observe_span(sending.since(reserving));
+        let upstream = &counted.upstream;
+        let outbound = outbound(endpoint, &parts, &counted, &body);
+        drop(body);
+        let exchanged = upstream::send(&mut guard, &self.node.metrics, upstream, &outbound).await;
+        drop(outbound);
+        steps.first_byte.observe_span(crate::clock::now().since(sending));
+        match exchanged {
+            Ok(response) => {
+                let exchange = answer::Exchange {
+                    edge: self.clone(),
+                    guard,
+                    dialect: endpoint.dialect(false),
+                    upstream: upstream.clone(),
+                    choices: counted.ask.choices,
+                    drop_usage: counted.ask.stream && counted.ask.include_usage != Some(true),
+                    has_usage: endpoint != Endpoint::CountTokens,
+                    on_disconnect: snapshot
+                        .tenant_of(&principal)
+                        .and_then(|tenant| snapshot.policy.on_disconnect_of(tenant)),
+                    encoding: encoding(&snapshot, &counted.model),
+                    total_timeout: upstream.timeouts.total,
+                };
+                answer::pass_on(exchange, response).await
+            }
+            Err(failure) => {
+                tracing::warn!(provider = upstream.name, id = %id, ?failure, "no answer from the provider");
+                let levels = *guard.levels();
+                guard.give_up("no_answer");
+                let mut rejection = Rejection::upstream(&upstream.name, &failure);
+                rejection.levels = levels;
+                Err(rejection)
+            }
+        }
+    }
+
+    async fn read_body(&self, parts: &Parts, body: Incoming) -> Result<Bytes, Rejection> {
+        if parts.headers.contains_key(header::CONTENT_ENCODING) {
+            return Err(Rejection::encoded_body());
+        }
+        let bound = self.options.max_body;
+        if body.size_hint().lower() > bound as u64 {
+            return Err(Rejection::body_too_large(bound));
+        }
+        let collecting = tokio::time::timeout(self.options.body_timeout, Limited::new(body, bound).collect());
+        match collecting.await {
+            Ok(Ok(collected)) => Ok(collected.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Rejection::body_too_large(bound)),
+            Ok(Err(_)) => Err(Rejection::body_broken()),
+            Err(_elapsed) => Err(Rejection::body_late()),
+        }
+    }
+
+    /// Reads the body, resolves its model and counts its tokens: off the async workers when that takes long.
+    async fn count(
+        self: &Arc<Self>,
+        snapshot: &Arc<Snapshot>,
+        principal: &Arc<Principal>,
+        endpoint: Endpoint,
+        body: &Bytes,
+    ) -> Result<Counted, Rejection> {
+        if body.len() <= LONG_BODY {
+            return count(&self.node, snapshot, principal, endpoint, body);
+        }
+        let (node, snapshot, principal, body) =
+            (self.node.clone(), snapshot.clone(), principal.clone(), body.clone());
+        let counting =
+            tokio::task::spawn_blocking(move || count(&node, &snapshot, &principal, endpoint, &body));
+        counting.await.unwrap_or_else(|_| Err(Rejection::internal()))
+    }
+
+    fn list_models(
+        &self,
+        request: &Request<Incoming>,
+        dialect: Dialect,
+    ) -> Result<Response<AnswerBody>, Rejection> {
+        let snapshot = self.node.snapshot();
+        let principal = authenticate(&snapshot, request.headers())?;
+        Ok(own::models(&snapshot, &principal, dialect))
+    }
+
+    /// Tollgate's own endpoints, else nothing.
+    fn own_endpoint(
+        &self,
+        request: &Request<Incoming>,
+        missing: Missing,
+    ) -> Result<Response<AnswerBody>, Rejection> {
+        let path = request.uri().path();
+        let Some(own) = path.strip_prefix("/tollgate/v1/") else { return Err(Rejection::missing(missing)) };
+        if request.method() != Method::GET {
+            return Err(Rejection::missing(Missing::Method { dialect: missing.dialect(), allow: "GET" }));
+        }
+        let snapshot = self.node.snapshot();
+        let principal = authenticate(&snapshot, request.headers())?;
+        match (own, own.strip_prefix("decisions/")) {
+            ("me", _) => Ok(own::me(&self.node, &snapshot, &principal)),
+            (_, Some(id)) => own::decision(&self.node, &principal, id),
+            _ => Err(Rejection::missing(missing)),
+        }
+    }
+
+    pub(super) fn reject(
+        &self,
+        rejection: Rejection,
+        dialect: Dialect,
+        id: ReservationId,
+    ) -> Response<AnswerBody> {
+        // Denials were counted where they were decided.
+        if rejection.levels == Levels::default() && rejection.status != http::StatusCode::TOO_MANY_REQUESTS {
+            self.node.metrics.count_decision("error", rejection.code);
+        }
+        let levels = rejection.levels;
+        let response = rejection.into_response(dialect, id, rand::random());
+        let (mut parts, body) = response.into_parts();
+        limits::add(&mut parts.headers, dialect, &levels, crate::clock::wall_now());
+        Response::from_parts(parts, AnswerBody::whole(body))
+    }
+}
+
+fn authenticate(snapshot: &Snapshot, headers: &http::HeaderMap) -> Result<Arc<Principal>, Rejection> {
+    let known = Credential::find(headers)
+        .ok()
+        .and_then(|credential| snapshot.keys.find(credential, crate::clock::wall_now()));
+    known.or(snapshot.everyone.as_ref()).cloned().ok_or_else(Rejection::unauthenticated)
+}
+
+fn count(
+    node: &Node,
+    snapshot: &Snapshot,
+    principal: &Principal,
+    endpoint: Endpoint,
+    body: &[u8],
+) -> Result<Counted, Rejection> {
+    let ask = Ask::read(endpoint, body, &Bounds::default()).map_err(Rejection::bad_ask)?;
+    let Some((model, name, upstream)) = snapshot.model(&ask.model) else {
+        return Err(Rejection::unknown_model(&ask.model));
+    };
+    if snapshot.tenant_of(principal).is_some_and(|tenant| !tenant.allows_model(&model.name)) {
+        return Err(Rejection::model_not_allowed(&ask.model, "is not among those that this tenant may use"));
+    }
+    if upstream.dialect != endpoint.dialect(false) {
+        let why = format!("is served by a provider that speaks {}, not on this route", upstream.dialect);
+        return Err(Rejection::model_not_allowed(&ask.model, &why));
+    }
+    let estimate = match endpoint {
+        // Asks how many tokens there are: the provider bills none.
+        Endpoint::CountTokens => Amount::default(),
+        _ => {
+            let encoding = encoding_of(&model.tokenizer);
+            let input = estimate::input_tokens_for(&ask, &model.upstream_model, encoding, &node.token_cache);
+            let rule = snapshot.policy.route_of(endpoint.path()).map(|route| route.output_estimate);
+            let rule = match rule.unwrap_or_default() {
+                OutputEstimate::None => OutputRule::None,
+                OutputEstimate::Ceiling | OutputEstimate::Learned { .. } => OutputRule::Ceiling {
+                    default: model.default_output_tokens,
+                    model_max: model.max_output_tokens,
+                },
+            };
+            let estimate = estimate::of(&ask, input, rule);
+            Amount::new(estimate.input, estimate.output)
+        }
+    };
+    Ok(Counted {
+        model: name.clone(),
+        upstream_model: model.upstream_model.clone(),
+        upstream: upstream.clone(),
+        estimate,
+        ask,
+    })
+}
+
+fn encoding(snapshot: &Snapshot, model: &str) -> Encoding {
+    snapshot.model(model).map_or(Encoding::O200k, |(model, ..)| encoding_of(&model.tokenizer))
+}
+
+fn encoding_of(tokenizer: &Tokenizer) -> Encoding {
+    match tokenizer {
+        Tokenizer::O200k => Encoding::O200k,
+        Tokenizer::Cl100k => Encoding::Cl100k,
+        Tokenizer::Bytes { bytes_per_token_milli } => {
+            Encoding::bytes(u32::try_from(*bytes_per_token_milli).unwrap_or(u32::MAX))
+        }
+    }
+}
+
+fn outbound(endpoint: Endpoint, parts: &Parts, counted: &Counted, body: &Bytes) -> Outbound {
+    let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let ask_for_usage = counted.upstream.include_usage;
+    Outbound {
+        method: Method::POST,
+        path_and_query: format!("{}{query}", endpoint.path()),
+        headers: hygiene::outbound(&parts.headers),
+        body: counted.ask.patched(body, Some(&counted.upstream_model), ask_for_usage),
+    }
+}
+
+/// The key with its tenant, so that one tenant's keys are nothing to another.
+fn idempotency(principal: &Principal, parts: &Parts) -> Option<IdempotencyDigest> {
+    let key = parts.headers.get("idempotency-key")?;
+    let mut hash = Sha256::new();
+    hash.update(principal.tenant.as_bytes());
+    hash.update([0]);
+    hash.update(key.as_bytes());
+    let mut digest = [0; 16];
+    digest.copy_from_slice(&hash.finalize()[..16]);
+    Some(IdempotencyDigest(u128::from_be_bytes(digest)))
+}
+
+fn asks_for_upgrade(request: &Request<Incoming>) -> bool {
+    request.method() == Method::CONNECT || request.headers().contains_key(header::UPGRADE)
+}
