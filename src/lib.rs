@@ -1,14 +1,17 @@
 //! Tollgate: a clustered LLM gateway that enforces every tenant's limits as one machine would.
 
+pub mod admin;
 pub mod auth;
 pub mod cli;
 pub mod clock;
 pub mod estimate;
+pub mod gateway;
 pub mod limit;
 pub mod meter;
 pub mod node;
 pub mod policy;
 pub mod proxy;
+pub mod reload;
 pub mod route;
 pub mod simulated;
 pub mod telemetry;

@@ -200,6 +200,11 @@ impl Metrics {
         self.decisions.with(vec![("outcome", outcome.to_owned()), ("reason", reason.to_owned())]).inc();
     }
 
+    /// Counts one look at the policy file.
+    pub fn count_reload(&self, result: &'static str) {
+        self.policy_reloads.with(vec![("result", result.to_owned())]).inc();
+    }
+
     /// Counts one request sent to a provider: by status, or by what went wrong.
     pub fn count_attempt<B>(&self, provider: &str, outcome: &Result<http::Response<B>, Failure>) {
         let outcome = match outcome {

@@ -106,6 +106,12 @@ impl Node {
         self.snapshot.store(Arc::new(snapshot));
     }
 
+    /// This life of the process.
+    #[must_use]
+    pub fn session(&self) -> String {
+        format!("{:016x}", self.session)
+    }
+
     /// An id that no other request has had.
     #[must_use]
     pub fn new_id(&self) -> ReservationId {

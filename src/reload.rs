@@ -1,0 +1,133 @@
+//! Follows the policy file: when its content changes, or on SIGHUP, the new policy is put in force whole, or refused with the reason
+//! while the old one stays.
+//!
+//! Editors and Kubernetes replace a file by a rename or by swinging a symlink, so the folder is watched, not the file, and what
+//! counts is whether the content differs. A slow poll stands behind the watch: some file systems report nothing.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::node::Node;
+use crate::policy;
+
+/// The largest policy file that is read; the parser's own bound.
+const MAX_POLICY_BYTES: u64 = 8 * 1024 * 1024;
+/// What a watch missed is found after this long.
+const POLL: Duration = Duration::from_secs(2);
+/// A write comes as several events; the last one counts.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Reads a policy file.
+///
+/// # Errors
+/// It cannot be read, is not UTF-8, or is larger than 8 MiB.
+pub fn read(path: &Path) -> io::Result<String> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_POLICY_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_POLICY_BYTES {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a policy has at most 8 MiB"));
+    }
+    Ok(text)
+}
+
+/// Follows `path` until `stopping`.
+pub async fn follow(node: Arc<Node>, path: PathBuf, stopping: CancellationToken) {
+    let changed = Arc::new(Notify::new());
+    let _watcher = watch(&path, changed.clone());
+    let mut hangup = signal(SignalKind::hangup()).ok();
+    // The text that was last looked at, taken or refused: it is not looked at again until it differs.
+    let mut seen = read(&path).ok();
+    loop {
+        let asked = tokio::select! {
+            () = stopping.cancelled() => return,
+            () = changed.notified() => { tokio::time::sleep(SETTLE).await; false }
+            () = tokio::time::sleep(POLL) => false,
+            Some(()) = next_hangup(&mut hangup) => true,
+        };
+        let reading = path.clone();
+        let text = match tokio::task::spawn_blocking(move || read(&reading)).await {
+            Ok(Ok(text)) => text,
+            Ok(Err(error)) => {
+                // Between two steps of a replacement there may be no file; only who asked is told.
+                if asked {
+                    node.metrics.count_reload("refused");
+                    tracing::error!(file = %path.display(), %error, "the policy file cannot be read; the old policy stays");
+                }
+                continue;
+            }
+            Err(_stopping) => return,
+        };
+        if asked || seen.as_ref() != Some(&text) {
+            apply(&node, &path, &text);
+            seen = Some(text);
+        }
+    }
+}
+
+fn apply(node: &Node, path: &Path, text: &str) {
+    match policy::parse(text, &path.display().to_string()) {
+        Ok(policy) if policy == node.snapshot().policy => {
+            node.metrics.count_reload("unchanged");
+            tracing::info!(file = %path.display(), "the policy file says what is in force already");
+        }
+        Ok(policy) => {
+            let next = node.snapshot().next(policy, crate::clock::now());
+            let version = next.version;
+            for upstream in next.upstreams.iter() {
+                if let Some(problem) = upstream.problem() {
+                    tracing::warn!(
+                        provider = upstream.name,
+                        problem,
+                        "a provider cannot be called from this node"
+                    );
+                }
+            }
+            node.apply(next);
+            node.metrics.count_reload("applied");
+            tracing::info!(file = %path.display(), version, "a new policy is in force");
+        }
+        Err(problems) => {
+            node.metrics.count_reload("refused");
+            tracing::error!(file = %path.display(), "the new policy is refused and the old one stays:\n{problems}");
+        }
+    }
+}
+
+async fn next_hangup(hangup: &mut Option<tokio::signal::unix::Signal>) -> Option<()> {
+    match hangup {
+        Some(signal) => signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn watch(path: &Path, changed: Arc<Notify>) -> Option<RecommendedWatcher> {
+    let tell = move |event: notify::Result<notify::Event>| {
+        // Reading the file is an event too, and must not lead to another reading.
+        if event.is_ok_and(|event| !event.kind.is_access()) {
+            changed.notify_one();
+        }
+    };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let watching = notify::recommended_watcher(tell).and_then(|mut watcher| {
+        watcher.watch(folder, RecursiveMode::NonRecursive)?;
+        Ok(watcher)
+    });
+    match watching {
+        Ok(watcher) => Some(watcher),
+        Err(error) => {
+            tracing::warn!(%error, "the policy's folder cannot be watched; its file is looked at every two seconds");
+            None
+        }
+    }
+}
