@@ -472,7 +472,7 @@ fn days(at: Cursor<'_>) -> Option<Vec<Weekday>> {
     let written = days.len();
     days.sort_unstable();
     days.dedup();
-    if written == 0 {
+    if at.is_empty_list() {
         at.error("names no day", "leave `days` out for every day");
     } else if days.len() < written {
         at.error("names a day twice", "");

@@ -10,7 +10,7 @@ use super::tree::{Node, Value};
 const MAX_PROBLEMS: usize = 100;
 
 /// One thing wrong with a document, or suspicious about it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct Problem {
     /// The line, from 1.
     pub line: usize,

@@ -13,7 +13,7 @@ use serde_saphyr::granit_parser::{self, Event, Marker, Parser, ScalarStyle, Scan
 use super::problem::{Problem, Step};
 
 /// The longest document, in bytes: room for ten thousand tenants with ten keys each.
-pub(super) const MAX_BYTES: usize = 8 * 1024 * 1024;
+pub const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// The deepest nesting. The format itself needs eight levels.
 pub(super) const MAX_DEPTH: usize = 32;
 /// The most nodes: bounds memory to a small multiple of the text.
