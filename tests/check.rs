@@ -6,11 +6,11 @@ use std::process::{Command, Output, Stdio};
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/policy.yaml");
 
 fn tollgate(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tollgate")).args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_tollgate")).args(arguments).output().expect("the binary runs")
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
 #[test]

@@ -87,10 +87,10 @@ fn json_of_problems(problems: &Problems) -> String {
 
 fn tables_of(summary: &Summary, name: &str) -> String {
     let mut text = format!(
-        "{name}: good. {} tenants, {} keys.\n\nTiers (a request larger than `largest request` can never be admitted)\n{}\n\n\
+        "{name}: good. {}, {}.\n\nTiers (a request larger than `largest request` can never be admitted)\n{}\n\n\
          Pools (sold: the limits of every tenant that can reach it)\n{}\n",
-        grouped(summary.tenants),
-        grouped(summary.keys),
+        counted(summary.tenants, "tenant"),
+        counted(summary.keys, "key"),
         tiers_of(summary),
         pools_of(summary),
     );
@@ -176,7 +176,7 @@ fn floors_and_peaks_of(pool: &PoolSummary) -> String {
         None => "the pool does not limit tokens".to_owned(),
     };
     let mut text = format!(
-        "{}: burst {}; floors ({}) add up to {}, {guard}",
+        "{}: burst {}, and no larger request; floors ({}) add up to {}, {guard}",
         pool.pool,
         grouped(pool.burst_tokens),
         pool.floors,
@@ -196,7 +196,7 @@ fn floors_and_peaks_of(pool: &PoolSummary) -> String {
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(header.to_vec());
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.to_vec());
     table
 }
 
@@ -205,6 +205,10 @@ fn align_numbers(mut table: Table) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+fn counted(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
 fn shown(limit: Option<u64>) -> String {

@@ -106,6 +106,20 @@ impl<'t> Cursor<'t> {
         Some(elements)
     }
 
+    /// A sequence of at most so many elements.
+    pub(super) fn short_list<T>(
+        &self,
+        most: usize,
+        read: impl FnMut(Cursor<'t>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        if matches!(&self.node.value, Value::Sequence(items) if items.len() > most) {
+            self.error(format!("has more than {most} entries"), "");
+            self.report.positions_shifted();
+            return None;
+        }
+        self.list(read)
+    }
+
     /// A mapping from names to values; values that cannot be read are left out.
     pub(super) fn map<T>(
         &self,

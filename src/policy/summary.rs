@@ -163,7 +163,7 @@ fn exception(policy: &Policy, tenant: &Tenant) -> Option<TenantException> {
     let mut differences = replaced_limits(policy, tenant);
     differences.extend(smaller_requests(tenant, &limits));
     if !tenant.windows.is_empty() {
-        differences.push(format!("{} windows with other limits", tenant.windows.len()));
+        differences.push(format!("other limits in windows: {}", tenant.windows.len()));
     }
     if policy.enforcement_of(tenant) == Enforcement::Shadow {
         differences.push("in shadow: nothing is refused".to_owned());

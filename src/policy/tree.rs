@@ -17,7 +17,7 @@ pub const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// The deepest nesting. The format itself needs eight levels.
 pub(super) const MAX_DEPTH: usize = 32;
 /// The most nodes: bounds memory to a small multiple of the text.
-pub(super) const MAX_NODES: usize = 2_000_000;
+pub(super) const MAX_NODES: usize = 1_000_000;
 
 /// A line and a column, both from 1, the column in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
