@@ -4,9 +4,7 @@
 //! that is missing cannot be summed and is counted apart. All of it is integer arithmetic; ratios are rounded up, so that a sum
 //! just above a line never prints as the line.
 
-use std::collections::BTreeSet;
-
-use super::types::{Limits, Policy, Pool, Tenant, Weekday, Window};
+use super::types::{Limits, Policy, Pool, Tenant, Window};
 use super::units::Ratio;
 
 /// Committed peaks are a reason to ask the provider for more from this part of the ceiling on.
@@ -14,8 +12,8 @@ pub(super) const COMMITTED_PEAKS_LINE: Ratio = Ratio::from_parts_per_million(800
 /// Guaranteed floors leave little to share from this part of the guard rate on.
 pub(super) const FLOORS_LINE: Ratio = Ratio::from_parts_per_million(700_000);
 
-const MINUTES_PER_DAY: u64 = 24 * 60;
-const MINUTES_PER_WEEK: u64 = 7 * MINUTES_PER_DAY;
+const MINUTES_PER_DAY: usize = 24 * 60;
+const MINUTES_PER_WEEK: usize = 7 * MINUTES_PER_DAY;
 
 /// What is counted per minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,53 +174,33 @@ fn committed_peak(tenants: &[&Tenant]) -> u128 {
     weeks.into_iter().map(|monday| peak_of_week(tenants, monday)).max().unwrap_or(0)
 }
 
-/// Sums window limits over one week in UTC; a tenant with several windows at one minute counts with its largest.
+/// Sums window limits minute by minute over one week in UTC; where several of a tenant's windows hold, its largest counts.
 fn peak_of_week(tenants: &[&Tenant], monday: jiff::civil::Date) -> u128 {
-    let spans: Vec<(usize, u64, u64, u64)> = tenants
-        .iter()
-        .enumerate()
-        .flat_map(|(index, tenant)| tenant.windows.iter().map(move |window| (index, window)))
-        .filter_map(|(index, window)| Some((index, window, window.limits.tokens_per_minute?)))
-        .flat_map(|(index, window, rate)| {
-            spans_in_utc(window, monday).into_iter().map(move |(from, to)| (index, from, to, rate))
-        })
-        .collect();
-    // The sum only rises where a span begins.
-    let beginnings: BTreeSet<u64> = spans.iter().map(|(_, from, ..)| *from).collect();
-    beginnings.into_iter().map(|minute| sum_at(&spans, minute)).max().unwrap_or(0)
-}
-
-fn sum_at(spans: &[(usize, u64, u64, u64)], minute: u64) -> u128 {
-    let mut largest = std::collections::BTreeMap::<usize, u64>::new();
-    for (tenant, _, _, rate) in spans.iter().filter(|(_, from, to, _)| (*from..*to).contains(&minute)) {
-        let peak = largest.entry(*tenant).or_default();
-        *peak = (*peak).max(*rate);
+    let mut sums = [0_u128; MINUTES_PER_WEEK];
+    for tenant in tenants.iter().filter(|tenant| !tenant.windows.is_empty()) {
+        let mut own = [0_u64; MINUTES_PER_WEEK];
+        for window in &tenant.windows {
+            let rate = window.limits.tokens_per_minute.unwrap_or(0);
+            for minute in minutes_in_utc(window, monday) {
+                own[minute] = own[minute].max(rate);
+            }
+        }
+        sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += u128::from(own));
     }
-    largest.into_values().map(u128::from).sum()
+    sums.into_iter().max().unwrap_or(0)
 }
 
-/// A window's spans in minutes of the UTC week, split where the week ends.
-fn spans_in_utc(window: &Window, monday: jiff::civil::Date) -> Vec<(u64, u64)> {
-    let offset_minutes = jiff::tz::TimeZone::get(&window.zone)
+/// The minutes of the UTC week, Monday 00:00 being 0, at which a window holds.
+fn minutes_in_utc(window: &Window, monday: jiff::civil::Date) -> impl Iterator<Item = usize> {
+    let offset_seconds = jiff::tz::TimeZone::get(&window.zone)
         .ok()
         .and_then(|zone| zone.to_zoned_datetime(monday.at(12, 0, 0, 0)).ok())
-        .map_or(0, |zoned| i64::from(zoned.offset().seconds()) / 60);
-    let week = i64::try_from(MINUTES_PER_WEEK).unwrap_or(i64::MAX);
-    let mut spans = Vec::new();
-    for day in &window.days {
-        let from = day_number(*day) * MINUTES_PER_DAY + window.from_minute;
-        let length = window.to_minute - window.from_minute;
-        let shifted = (i64::try_from(from).unwrap_or(0) - offset_minutes).rem_euclid(week);
-        let from = u64::try_from(shifted).unwrap_or(0);
-        let to = from + length;
-        spans.push((from, to.min(MINUTES_PER_WEEK)));
-        if to > MINUTES_PER_WEEK {
-            spans.push((0, to - MINUTES_PER_WEEK));
-        }
-    }
-    spans
-}
-
-fn day_number(day: Weekday) -> u64 {
-    Weekday::ALL.iter().zip(0..).find(|(other, _)| **other == day).map_or(0, |(_, number)| number)
+        .map_or(0, |zoned| zoned.offset().seconds());
+    // Adding a week before subtracting keeps the number positive: no zone is a week away from UTC.
+    let shift = (MINUTES_PER_WEEK as i64 - i64::from(offset_seconds / 60)) as usize;
+    window.days.iter().flat_map(move |day| {
+        let midnight = *day as usize * MINUTES_PER_DAY + shift;
+        (window.from_minute as usize..window.to_minute as usize)
+            .map(move |minute| (midnight + minute) % MINUTES_PER_WEEK)
+    })
 }

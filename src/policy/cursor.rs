@@ -23,11 +23,6 @@ impl<'t> Cursor<'t> {
         Cursor { node, path: Path::root(), report }
     }
 
-    /// The way here.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Reports an error here.
     pub(super) fn error(&self, message: impl Into<String>, hint: impl Into<String>) {
         self.report.error(&self.path, message, hint);
@@ -36,6 +31,11 @@ impl<'t> Cursor<'t> {
     /// Whether a sequence stands here.
     pub(super) fn is_sequence(&self) -> bool {
         matches!(self.node.value, Value::Sequence(_))
+    }
+
+    /// Whether an empty sequence stands here.
+    pub(super) fn is_empty_list(&self) -> bool {
+        matches!(&self.node.value, Value::Sequence(items) if items.is_empty())
     }
 
     /// A scalar's text, whatever it looks like; names may look like numbers.
@@ -104,6 +104,20 @@ impl<'t> Cursor<'t> {
             self.report.positions_shifted();
         }
         Some(elements)
+    }
+
+    /// A sequence of at most so many elements.
+    pub(super) fn short_list<T>(
+        &self,
+        most: usize,
+        read: impl FnMut(Cursor<'t>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        if matches!(&self.node.value, Value::Sequence(items) if items.len() > most) {
+            self.error(format!("has more than {most} entries"), "");
+            self.report.positions_shifted();
+            return None;
+        }
+        self.list(read)
     }
 
     /// A mapping from names to values; values that cannot be read are left out.

@@ -27,6 +27,10 @@ const MAX_NAME: usize = 64;
 const MAX_LONG_NAME: usize = 256;
 /// The largest weight: beyond it a share is rounding.
 const MAX_WEIGHT: u64 = 1_000_000;
+/// The most elements of the lists that are compared pair by pair or walked per request.
+const MAX_ALTERNATIVES: usize = 16;
+const MAX_WINDOWS: usize = 128;
+const MAX_RULES: usize = 1_024;
 /// The longest time-out: a day.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Output tokens reserved for a model that names neither a default nor a maximum: common models' own default, erring high.
@@ -148,7 +152,9 @@ fn pool(own_name: &str, at: Cursor<'_>) -> Option<Pool> {
                 at.choice(&[("guaranteed", FloorMode::Guaranteed), ("best_effort", FloorMode::BestEffort)])
             })
             .unwrap_or(FloorMode::BestEffort),
-        overflow: fields.optional("overflow", |at| at.list(|at| name(&at))).unwrap_or_default(),
+        overflow: fields
+            .optional("overflow", |at| at.short_list(MAX_ALTERNATIVES, |at| name(&at)))
+            .unwrap_or_default(),
     };
     fields.finish();
     Some(pool)
@@ -189,7 +195,9 @@ fn model(own_name: &str, at: Cursor<'_>) -> Option<Model> {
             .or(max_output_tokens)
             .unwrap_or(DEFAULT_OUTPUT_TOKENS),
         max_output_tokens,
-        fallbacks: fields.optional("fallbacks", |at| at.list(|at| long_name(&at))).unwrap_or_default(),
+        fallbacks: fields
+            .optional("fallbacks", |at| at.short_list(MAX_ALTERNATIVES, |at| long_name(&at)))
+            .unwrap_or_default(),
         stateless: fields.optional("stateless", |at| at.truth()).unwrap_or(false),
         tokenizer: tokenizer(&mut fields, &upstream_model),
         upstream_model,
@@ -284,7 +292,11 @@ fn floor(fields: &mut Fields<'_>) -> Option<Floor> {
 
 /// One budget, or a list of them.
 fn budgets(at: Cursor<'_>) -> Option<Vec<Budget>> {
-    if at.is_sequence() { at.list(budget) } else { budget(at).map(|budget| vec![budget]) }
+    if at.is_sequence() {
+        at.short_list(MAX_ALTERNATIVES, budget)
+    } else {
+        budget(at).map(|budget| vec![budget])
+    }
 }
 
 fn budget(at: Cursor<'_>) -> Option<Budget> {
@@ -330,7 +342,7 @@ fn budget_amount(fields: &mut Fields<'_>) -> BudgetAmount {
 }
 
 fn thresholds(at: Cursor<'_>) -> Option<Vec<Ratio>> {
-    let thresholds = at.list(share)?;
+    let thresholds = at.short_list(MAX_ALTERNATIVES, share)?;
     if !thresholds.is_sorted_by(|a, b| a < b) {
         at.error("is not ascending", "write each threshold once, the lowest first");
     }
@@ -383,13 +395,13 @@ fn tenant(at: Cursor<'_>) -> Option<Tenant> {
         floor: floor(&mut fields),
         weight: fields.optional("weight", weight),
         budgets: fields.optional("budget", budgets).unwrap_or_default(),
-        models: fields.optional("models", |at| at.list(model_rule)).unwrap_or_default(),
+        models: fields.optional("models", |at| at.short_list(MAX_RULES, model_rule)).unwrap_or_default(),
         users: fields.optional("users", users),
-        windows: fields.optional("windows", |at| at.list(window)).unwrap_or_default(),
+        windows: fields.optional("windows", |at| at.short_list(MAX_WINDOWS, window)).unwrap_or_default(),
         pool_shares: fields.optional("pool_shares", |at| at.map(|_, at| share(at))).unwrap_or_default(),
         fallback_share: fields.optional("fallback_share", share),
-        projects: fields.optional("projects", |at| at.list(project)).unwrap_or_default(),
-        allow_models: fields.optional("allow_models", |at| at.list(|at| long_name(&at))),
+        projects: fields.optional("projects", |at| at.short_list(MAX_RULES, project)).unwrap_or_default(),
+        allow_models: fields.optional("allow_models", |at| at.short_list(MAX_RULES, |at| long_name(&at))),
         keys: fields.optional("keys", |at| at.list(key)).unwrap_or_default(),
         class: fields.optional("class", class),
         enforcement: fields.optional("enforcement", |at| {
@@ -472,7 +484,7 @@ fn days(at: Cursor<'_>) -> Option<Vec<Weekday>> {
     let written = days.len();
     days.sort_unstable();
     days.dedup();
-    if written == 0 {
+    if at.is_empty_list() {
         at.error("names no day", "leave `days` out for every day");
     } else if days.len() < written {
         at.error("names a day twice", "");
@@ -537,7 +549,7 @@ fn anonymous(at: Cursor<'_>) -> Option<Anonymous> {
         limits: limits(&mut fields),
         per_ip: fields.optional("per_ip", limits_alone).unwrap_or_default(),
         budgets: fields.optional("budget", budgets).unwrap_or_default(),
-        allow_models: fields.optional("allow_models", |at| at.list(|at| long_name(&at))),
+        allow_models: fields.optional("allow_models", |at| at.short_list(MAX_RULES, |at| long_name(&at))),
     };
     fields.finish();
     Some(anonymous)
@@ -750,7 +762,8 @@ fn url(at: Cursor<'_>) -> Option<String> {
     let Some(uri) =
         uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
     else {
-        at.error(format!("`{}` is not an http or https URL", excerpt(text)), HINT);
+        // Webhook addresses carry secrets: the text is not repeated.
+        at.error("is not an http or https URL", HINT);
         return None;
     };
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {

@@ -32,6 +32,7 @@ mod tests;
 
 pub use problem::{Problem, Problems};
 pub use secret::{Secret, SecretProblem, SecretReference};
+pub use tree::MAX_BYTES;
 pub use types::*;
 pub use units::{IpNetwork, MicroDollars, Ratio};
 

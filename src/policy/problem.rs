@@ -10,7 +10,7 @@ use super::tree::{Node, Value};
 const MAX_PROBLEMS: usize = 100;
 
 /// One thing wrong with a document, or suspicious about it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct Problem {
     /// The line, from 1.
     pub line: usize,
@@ -235,10 +235,11 @@ impl<'t> Report<'t> {
 pub(super) fn suggestion<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     // Long names are not typed by hand, and the distance costs the product of the lengths.
     const LONGEST_COMPARED: usize = 64;
+    const MOST_COMPARED: usize = 1_000;
     const MOST_LISTED: usize = 12;
     let mut listed: Vec<&str> = Vec::new();
     let mut nearest: Option<(usize, &str)> = None;
-    for candidate in candidates {
+    for candidate in candidates.into_iter().take(MOST_COMPARED) {
         if listed.len() <= MOST_LISTED {
             listed.push(candidate);
         }

@@ -13,11 +13,11 @@ use serde_saphyr::granit_parser::{self, Event, Marker, Parser, ScalarStyle, Scan
 use super::problem::{Problem, Step};
 
 /// The longest document, in bytes: room for ten thousand tenants with ten keys each.
-pub(super) const MAX_BYTES: usize = 8 * 1024 * 1024;
+pub const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// The deepest nesting. The format itself needs eight levels.
 pub(super) const MAX_DEPTH: usize = 32;
 /// The most nodes: bounds memory to a small multiple of the text.
-pub(super) const MAX_NODES: usize = 2_000_000;
+pub(super) const MAX_NODES: usize = 1_000_000;
 
 /// A line and a column, both from 1, the column in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -134,13 +134,12 @@ pub struct Ceiling {
 }
 
 impl Ceiling {
-    /// All tokens per minute: the total where one is given, else input and output added up.
+    /// All tokens per minute: the total where one is given, else input and output added up
+    /// where both are.
     #[must_use]
     pub fn all_tokens_per_minute(&self) -> Option<u64> {
-        self.tokens_per_minute.or(match (self.input_tokens_per_minute, self.output_tokens_per_minute) {
-            (None, None) => None,
-            (input, output) => Some(input.unwrap_or(0) + output.unwrap_or(0)),
-        })
+        let parts = self.input_tokens_per_minute.zip(self.output_tokens_per_minute);
+        self.tokens_per_minute.or(parts.map(|(input, output)| input.saturating_add(output)))
     }
 }
 
