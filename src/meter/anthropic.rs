@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::lenient::Text;
+use super::lenient::{Object, Text};
 use super::usage::{Tokens, Usage};
 
 /// An event of a streamed message.
@@ -104,7 +104,7 @@ impl UsageReport {
 
 impl<'de> Deserialize<'de> for UsageReport {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let wire = WireUsage::deserialize(deserializer)?;
+        let Object(wire) = Object::<WireUsage>::deserialize(deserializer)?;
         Ok(Self {
             input: wire.input_tokens.map(|tokens| tokens.0),
             cache_read: wire.cache_read_input_tokens.map(|tokens| tokens.0),
@@ -112,13 +112,13 @@ impl<'de> Deserialize<'de> for UsageReport {
             output: wire.output_tokens.map(|tokens| tokens.0),
             reasoning: wire
                 .output_tokens_details
-                .and_then(|details| details.thinking_tokens)
+                .and_then(|details| details.0.thinking_tokens)
                 .map(|tokens| tokens.0),
             compaction: wire.iterations.map(|iterations| {
                 iterations
                     .iter()
-                    .filter(|iteration| iteration.kind.0 == "compaction")
-                    .fold(Usage::default(), |sum, iteration| sum.plus(iteration.usage()))
+                    .filter(|iteration| iteration.0.kind.0 == "compaction")
+                    .fold(Usage::default(), |sum, iteration| sum.plus(iteration.0.usage()))
             }),
         })
     }
@@ -133,13 +133,13 @@ struct WireUsage<'a> {
     #[serde(default)]
     cache_creation_input_tokens: Option<Tokens>,
     #[serde(default)]
-    cache_creation: Option<CacheCreation>,
+    cache_creation: Option<Object<CacheCreation>>,
     #[serde(default)]
     output_tokens: Option<Tokens>,
     #[serde(default)]
-    output_tokens_details: Option<OutputDetails>,
+    output_tokens_details: Option<Object<OutputDetails>>,
     #[serde(borrow, default)]
-    iterations: Option<Vec<Iteration<'a>>>,
+    iterations: Option<Vec<Object<Iteration<'a>>>>,
 }
 
 /// Cache writes by the time they are kept.
@@ -186,9 +186,9 @@ impl Iteration<'_> {
 }
 
 /// The total and its breakdown say the same; where one is missing or they differ, the larger counts.
-fn cache_write(total: Option<Tokens>, breakdown: Option<CacheCreation>) -> Option<u64> {
+fn cache_write(total: Option<Tokens>, breakdown: Option<Object<CacheCreation>>) -> Option<u64> {
     let total = total.map(|tokens| tokens.0);
-    let broken_down = breakdown.map(|kept| {
+    let broken_down = breakdown.map(|Object(kept)| {
         let minutes = kept.ephemeral_5m_input_tokens.map_or(0, |tokens| tokens.0);
         let hour = kept.ephemeral_1h_input_tokens.map_or(0, |tokens| tokens.0);
         minutes.saturating_add(hour)

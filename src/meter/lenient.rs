@@ -1,9 +1,11 @@
-//! Reading other people's JSON: what matters strictly, what does not leniently, and without allocating for the usual.
+//! Reading other people's JSON: strictly what is paid for, leniently the rest, and without allocating for the usual.
 
 use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// A member that should be a string; any other value reads as the empty one, so that an odd delta does not hide the
@@ -84,11 +86,11 @@ impl<T> Few<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(FewVisitor(std::marker::PhantomData))
+        deserializer.deserialize_seq(FewVisitor(PhantomData))
     }
 }
 
-struct FewVisitor<T>(std::marker::PhantomData<T>);
+struct FewVisitor<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for FewVisitor<T> {
     type Value = Few<T>;
@@ -106,5 +108,29 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FewVisitor<T> {
             }
         }
         Ok(Few { first, rest })
+    }
+}
+
+/// A value that must be written as a JSON object: a derived reader would take an array for one, member by member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(members)).map(Object)
     }
 }

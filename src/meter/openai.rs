@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::lenient::{Few, Text};
+use super::lenient::{Few, Object, Text};
 use super::usage::{Tokens, Usage};
 
 /// A chunk of a streamed chat completion.
@@ -93,9 +93,9 @@ pub(super) struct UsageReport {
     #[serde(default)]
     total_tokens: Option<Tokens>,
     #[serde(default)]
-    prompt_tokens_details: Option<PromptDetails>,
+    prompt_tokens_details: Option<Object<PromptDetails>>,
     #[serde(default)]
-    completion_tokens_details: Option<CompletionDetails>,
+    completion_tokens_details: Option<Object<CompletionDetails>>,
 }
 
 #[derive(Deserialize)]
@@ -128,12 +128,12 @@ impl UsageReport {
         let or_zero = |tokens: Option<Tokens>| tokens.map_or(0, |tokens| tokens.0);
         let prompt = self.prompt_tokens.0;
         let prompt_details = self.prompt_tokens_details.as_ref();
-        let cache_read = or_zero(prompt_details.and_then(|details| details.cached_tokens));
-        let cache_write = or_zero(prompt_details.and_then(|details| details.cache_write_tokens));
+        let cache_read = or_zero(prompt_details.and_then(|details| details.0.cached_tokens));
+        let cache_write = or_zero(prompt_details.and_then(|details| details.0.cache_write_tokens));
         let uncached_input = prompt.checked_sub(cache_read.saturating_add(cache_write))?;
 
         let completion_details = self.completion_tokens_details.as_ref();
-        let reasoning = or_zero(completion_details.and_then(|details| details.reasoning_tokens));
+        let reasoning = or_zero(completion_details.and_then(|details| details.0.reasoning_tokens));
         // OpenAI's completion includes reasoning, some others' does not, and their total tells.
         let apart = prompt.saturating_add(completion).saturating_add(reasoning);
         let is_apart = self.total_tokens.is_some_and(|total| total.0 == apart);

@@ -91,6 +91,10 @@ impl Splitter {
     /// Reads `chunk` and calls `each` with every event that it completes, in order. Returns where in `chunk` the event
     /// under way begins: 0 if it began earlier, `chunk.len()` if there is none.
     pub fn feed(&mut self, chunk: &[u8], mut each: impl FnMut(Frame<'_>)) -> usize {
+        if let (Opening::NothingRead, Some(&first)) = (&self.opens_stream, chunk.first()) {
+            let may_have_mark = first == BYTE_ORDER_MARK[0];
+            self.opens_stream = if may_have_mark { Opening::InFirstEvent } else { Opening::Past };
+        }
         let mut at = 0;
         let mut event_start = 0;
         while let Some(&byte) = chunk.get(at) {
@@ -140,10 +144,6 @@ impl Splitter {
         }
         if self.line == Line::Field {
             self.in_event = true;
-        }
-        if self.opens_stream == Opening::NothingRead {
-            let may_have_mark = byte == BYTE_ORDER_MARK[0];
-            self.opens_stream = if may_have_mark { Opening::InFirstEvent } else { Opening::Past };
         }
     }
 

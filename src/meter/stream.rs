@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use serde_json::value::RawValue;
 
+use super::lenient::Object;
 use super::sse::{self, Splitter};
 use super::tally::Tally;
 use super::usage::{Metered, Usage};
@@ -305,14 +306,14 @@ impl Reading {
         if data.is_empty() {
             return Seen::AnythingElse;
         }
-        match &mut self.reported {
+        match self.reported {
             Reported::OpenAi(_) if data == b"[DONE]" => self.end_marker_seen = true,
             Reported::OpenAi(_) => match serde_json::from_slice(data) {
-                Ok(chunk) => return self.read_openai(&chunk),
+                Ok(Object(chunk)) => return self.read_openai(&chunk),
                 Err(_) => self.missed_something = true,
             },
             Reported::Anthropic { .. } => match serde_json::from_slice(data) {
-                Ok(event) => self.read_anthropic(&event),
+                Ok(Object(event)) => self.read_anthropic(&event),
                 Err(_) => self.missed_something = true,
             },
         }
@@ -330,7 +331,7 @@ impl Reading {
             }
         }
         if let Some(raw) = chunk.usage {
-            match parse_usage(raw, openai::UsageReport::of_completion) {
+            match parse_usage(raw, |Object(report): Object<openai::UsageReport>| report.of_completion()) {
                 // Servers that report from the first chunk on may begin with zeros.
                 Some(usage) if usage.total() == 0 => {}
                 Some(usage) => self.reported = Reported::OpenAi(Some(usage)),
@@ -354,7 +355,7 @@ impl Reading {
         let opening = event.message.as_ref().and_then(|message| message.usage);
         for (raw, closes) in [(opening, false), (event.usage, true)] {
             let Some(raw) = raw else { continue };
-            match (parse_usage(raw, |report: &anthropic::UsageReport| Some(*report)), &mut self.reported) {
+            match (parse_usage(raw, Some::<anthropic::UsageReport>), &mut self.reported) {
                 (Some(report), Reported::Anthropic { so_far, closed }) => {
                     so_far.replace_with(report);
                     *closed |= closes && report.has_output();
@@ -389,9 +390,9 @@ impl Reading {
 
 fn parse_usage<'a, T: serde::Deserialize<'a>, U>(
     raw: &'a RawValue,
-    normalise: impl FnOnce(&T) -> Option<U>,
+    normalise: impl FnOnce(T) -> Option<U>,
 ) -> Option<U> {
-    normalise(&serde_json::from_str(raw.get()).ok()?)
+    normalise(serde_json::from_str(raw.get()).ok()?)
 }
 
 impl fmt::Debug for StreamMeterOptions {

@@ -5,6 +5,7 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::lenient::Object;
 use super::usage::{Metered, Usage};
 use super::{anthropic, openai};
 use crate::route::Dialect;
@@ -27,10 +28,11 @@ fn openai_usage(body: &[u8]) -> Option<Usage> {
     struct Answer {
         #[serde(default)]
         choices: Option<IgnoredAny>,
-        usage: openai::UsageReport,
+        usage: Object<openai::UsageReport>,
     }
-    let answer: Answer = serde_json::from_slice(body).ok()?;
-    if answer.choices.is_some() { answer.usage.of_completion() } else { answer.usage.of_embeddings() }
+    let Object(answer): Object<Answer> = serde_json::from_slice(body).ok()?;
+    let Object(report) = answer.usage;
+    if answer.choices.is_some() { report.of_completion() } else { report.of_embeddings() }
 }
 
 fn anthropic_usage(body: &[u8]) -> Option<Usage> {
@@ -38,6 +40,6 @@ fn anthropic_usage(body: &[u8]) -> Option<Usage> {
     struct Answer {
         usage: anthropic::UsageReport,
     }
-    let answer: Answer = serde_json::from_slice(body).ok()?;
+    let Object(answer): Object<Answer> = serde_json::from_slice(body).ok()?;
     answer.usage.is_complete().then(|| answer.usage.usage())
 }
