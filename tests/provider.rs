@@ -2,6 +2,8 @@
 //!
 //! The shapes are written by hand from the public API references of OpenAI and Anthropic.
 
+#![allow(clippy::unwrap_used, reason = "what goes wrong in a helper fails the test")]
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
