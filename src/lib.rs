@@ -1,10 +1,14 @@
 //! Tollgate: a clustered LLM gateway that enforces every tenant's limits as one machine would.
 
+pub mod auth;
 pub mod cli;
 pub mod clock;
 pub mod estimate;
 pub mod limit;
 pub mod meter;
+pub mod node;
 pub mod policy;
 pub mod route;
 pub mod simulated;
+pub mod telemetry;
+pub mod upstream;

@@ -1,0 +1,15 @@
+//! Who is asking: a credential from the headers, looked up by its hash, becomes a principal.
+//!
+//! Laws:
+//! - identity comes from a verified credential and nothing else; a header that names a tenant is dropped, not read;
+//! - two credentials that differ are no credential;
+//! - every wrong credential gets the same answer: unknown, expired and malformed are not told apart;
+//! - a key exists here only as its SHA-256; it is compared in constant time and never printed.
+//!
+//! Never here: I/O, clocks, limits, HTTP answers.
+
+mod credential;
+mod keys;
+
+pub use credential::{CREDENTIAL_HEADERS, Credential, NoCredential};
+pub use keys::KeyTable;

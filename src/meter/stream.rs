@@ -1,0 +1,401 @@
+//! The meter of one streamed answer: relays each chunk as it comes, and reads a copy of what passes.
+//!
+//! A report is exact when the answer is complete (its end marker came, or the connection ended cleanly), the provider
+//! reported both input and output, every choice that was asked for finished, no error came, and no event was too large
+//! or too odd to read. Anything less is at least the larger of what was reported and what was counted.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use serde_json::value::RawValue;
+
+use super::sse::{self, Splitter};
+use super::tally::Tally;
+use super::usage::{Metered, Usage};
+use super::{anthropic, openai};
+use crate::route::Dialect;
+
+/// Counts the tokens of a text; called with at most 512 bytes at a time.
+pub type CountTokens = Arc<dyn Fn(&str) -> u64 + Send + Sync>;
+
+/// The largest event, in bytes, that is held back until it is known not to be the usage chunk. That chunk is half a
+/// kilobyte; an event beyond this is something else, and is let through.
+pub const MAX_HELD: usize = 64 * 1024;
+
+/// The most choices that a request can ask for (<https://platform.openai.com/docs/api-reference/chat/create>): one bit
+/// each is kept.
+const MAX_CHOICES: u32 = u128::BITS;
+
+/// What a meter has to know of the request.
+#[derive(Clone)]
+pub struct StreamMeterOptions {
+    /// The dialect of the answer.
+    pub dialect: Dialect,
+    /// The request's `n`. 0 is read as 1; more than 128 cannot be followed, so that such a stream is never exact.
+    pub expected_choices: u32,
+    /// Whether to leave out the chunk with usage and no choices, which the provider sends because Tollgate asked it to
+    /// and the caller did not. OpenAI's dialect only.
+    pub drop_usage_chunk: bool,
+    /// Counts the text as it passes, for the streams whose end is never seen.
+    pub count: CountTokens,
+}
+
+/// How the connection to the provider ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// The provider ended the answer as its transport prescribes: last chunk, END_STREAM, or all of content-length.
+    Clean,
+    /// The connection broke, timed out, or was closed because the caller had gone.
+    Cut,
+}
+
+/// Meters one stream.
+///
+/// [`feed`](Self::feed) it each chunk and send on what it returns; when the provider ended cleanly, send on what
+/// [`take_held`](Self::take_held) returns; then [`finish`](Self::finish).
+#[derive(Debug)]
+pub struct StreamMeter {
+    splitter: Splitter,
+    reading: Reading,
+    drop_usage_chunk: bool,
+    /// How many bytes of the event under way have been kept from the caller, from its first on.
+    held: usize,
+    /// Whether the event under way grew beyond what is held, and is relayed as it comes.
+    let_through: bool,
+    /// Whether the last byte was the CR that ended a dropped event: an LF that follows is part of it.
+    after_dropped_cr: bool,
+}
+
+impl StreamMeter {
+    /// A meter for a stream of which nothing has been read.
+    pub fn new(options: StreamMeterOptions) -> Self {
+        let StreamMeterOptions { dialect, expected_choices, drop_usage_chunk, count } = options;
+        Self {
+            splitter: Splitter::default(),
+            reading: Reading {
+                reported: Reported::nothing(dialect),
+                tally: Tally::new(count),
+                expected_choices: expected_choices.max(1),
+                finished: 0,
+                end_marker_seen: false,
+                error_seen: false,
+                missed_something: false,
+            },
+            drop_usage_chunk: drop_usage_chunk && dialect == Dialect::OpenAi,
+            held: 0,
+            let_through: false,
+            after_dropped_cr: false,
+        }
+    }
+
+    /// Reads `chunk` and returns what to relay now: the same bytes.
+    ///
+    /// While the usage chunk is to be dropped, an event that `chunk` leaves incomplete is held until it is complete or
+    /// larger than [`MAX_HELD`], and what is returned may be empty.
+    pub fn feed(&mut self, chunk: Bytes) -> Bytes {
+        if self.drop_usage_chunk {
+            return self.feed_and_drop(chunk);
+        }
+        let Self { splitter, reading, .. } = self;
+        splitter.feed(&chunk, |frame| {
+            reading.read(frame.event);
+        });
+        chunk
+    }
+
+    /// The provider ended cleanly: reads the event that it left without a blank line, and returns the bytes still held,
+    /// to be relayed last. Empty unless the usage chunk is being dropped.
+    ///
+    /// Not for a stream that was cut: the start of an event is of no use to the caller, and would spoil an error event
+    /// sent after it.
+    pub fn take_held(&mut self) -> Bytes {
+        let mut relay = Bytes::new();
+        let Self { splitter, reading, held, .. } = self;
+        splitter.take_unfinished(|frame| {
+            if reading.read(frame.event) != Seen::UsageChunk {
+                relay = Bytes::copy_from_slice(&frame.raw[..*held]);
+            }
+        });
+        *held = 0;
+        relay
+    }
+
+    /// Whether Tollgate may write an event of its own now: what has been relayed ends with a complete event.
+    ///
+    /// After a stream that was cut within an event, two line ends before an error event keep the two apart.
+    pub fn between_events(&self) -> bool {
+        self.held > 0 || self.splitter.between_events()
+    }
+
+    /// Whether the provider reported an error within the stream.
+    pub fn error_seen(&self) -> bool {
+        self.reading.error_seen
+    }
+
+    /// Whether the provider has reported any usage that can be believed.
+    pub fn usage_reported(&self) -> bool {
+        self.reading.reported.so_far().total() > 0
+    }
+
+    /// How many of the choices that were asked for have finished.
+    pub fn finished_choices(&self) -> u32 {
+        self.reading.finished.count_ones()
+    }
+
+    /// What the stream used.
+    ///
+    /// `Unknown` when it ended and nothing was reported, and when it was cut before anything was reported or counted.
+    pub fn finish(mut self, end: StreamEnd) -> Metered {
+        if end == StreamEnd::Clean {
+            self.take_held();
+        }
+        self.reading.finish(end)
+    }
+
+    fn feed_and_drop(&mut self, chunk: Bytes) -> Bytes {
+        let Self { splitter, reading, held, let_through, after_dropped_cr, .. } = self;
+        let mut relay = Relay::of(&chunk);
+        if chunk.first().is_some_and(|&byte| std::mem::take(after_dropped_cr) && byte == b'\n') {
+            relay.leave_out_to(1);
+        }
+        let under_way = splitter.feed(&chunk, |frame| {
+            let held = std::mem::take(held);
+            let was_let_through = std::mem::take(let_through);
+            let seen = reading.read(frame.event);
+            if seen == Seen::UsageChunk && !was_let_through && frame.raw.len() <= MAX_HELD {
+                let ends_in_cr = frame.raw.last() == Some(&b'\r');
+                let lf_follows = chunk.get(frame.span.end).map(|&byte| byte == b'\n');
+                relay.pass_to(frame.span.start);
+                relay.leave_out_to(frame.span.end + usize::from(ends_in_cr && lf_follows == Some(true)));
+                *after_dropped_cr = ends_in_cr && lf_follows.is_none();
+            } else {
+                relay.insert(&frame.raw[..held]);
+            }
+        });
+
+        let unfinished = splitter.unfinished();
+        if unfinished.is_empty() || *let_through {
+            return relay.pass_all();
+        }
+        if unfinished.len() <= MAX_HELD {
+            *held = unfinished.len();
+            return relay.pass_up_to(under_way);
+        }
+        relay.insert(&unfinished[..std::mem::take(held)]);
+        *let_through = true;
+        relay.pass_all()
+    }
+}
+
+/// What to relay of a chunk: usually a slice of it, copied only when something is left out or comes before.
+struct Relay<'a> {
+    chunk: &'a Bytes,
+    /// The first byte of the chunk about which nothing has been said.
+    next: usize,
+    copied: BytesMut,
+}
+
+impl<'a> Relay<'a> {
+    fn of(chunk: &'a Bytes) -> Self {
+        Self { chunk, next: 0, copied: BytesMut::new() }
+    }
+
+    fn pass_to(&mut self, end: usize) {
+        self.copied.extend_from_slice(&self.chunk[self.next..end]);
+        self.next = end;
+    }
+
+    fn leave_out_to(&mut self, end: usize) {
+        self.next = end;
+    }
+
+    /// Bytes of earlier chunks, which come before what is next.
+    fn insert(&mut self, earlier: &[u8]) {
+        self.copied.extend_from_slice(earlier);
+    }
+
+    fn pass_up_to(mut self, end: usize) -> Bytes {
+        if self.copied.is_empty() {
+            return self.chunk.slice(self.next..end);
+        }
+        self.pass_to(end);
+        self.copied.freeze()
+    }
+
+    fn pass_all(self) -> Bytes {
+        let end = self.chunk.len();
+        self.pass_up_to(end)
+    }
+}
+
+/// What the events of a stream have said so far.
+#[derive(Debug)]
+struct Reading {
+    reported: Reported,
+    tally: Tally,
+    expected_choices: u32,
+    /// A bit for each choice that has finished.
+    finished: u128,
+    end_marker_seen: bool,
+    error_seen: bool,
+    /// Whether an event or a report of usage could not be read.
+    missed_something: bool,
+}
+
+/// The part of an event's meaning that matters to the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    UsageChunk,
+    AnythingElse,
+}
+
+/// The provider's reports of usage: running totals, in its dialect.
+#[derive(Debug)]
+enum Reported {
+    OpenAi(Option<Usage>),
+    Anthropic {
+        so_far: anthropic::UsageReport,
+        /// Whether the closing event has come, which alone knows the output.
+        closed: bool,
+    },
+}
+
+impl Reported {
+    fn nothing(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::OpenAi => Self::OpenAi(None),
+            Dialect::Anthropic => {
+                Self::Anthropic { so_far: anthropic::UsageReport::default(), closed: false }
+            }
+        }
+    }
+
+    fn so_far(&self) -> Usage {
+        match self {
+            Self::OpenAi(usage) => usage.unwrap_or_default(),
+            Self::Anthropic { so_far, .. } => so_far.usage(),
+        }
+    }
+
+    fn is_last_word(&self) -> bool {
+        match self {
+            Self::OpenAi(usage) => usage.is_some(),
+            Self::Anthropic { so_far, closed } => *closed && so_far.is_complete(),
+        }
+    }
+}
+
+impl Reading {
+    /// Reads an event; `None` stands for one too large to be read.
+    fn read(&mut self, event: Option<sse::Event<'_>>) -> Seen {
+        let Some(event) = event else {
+            self.missed_something = true;
+            return Seen::AnythingElse;
+        };
+        if event.name == b"error" {
+            self.error_seen = true;
+        }
+        let data = event.data.trim_ascii();
+        if data.is_empty() {
+            return Seen::AnythingElse;
+        }
+        match &mut self.reported {
+            Reported::OpenAi(_) if data == b"[DONE]" => self.end_marker_seen = true,
+            Reported::OpenAi(_) => match serde_json::from_slice(data) {
+                Ok(chunk) => return self.read_openai(&chunk),
+                Err(_) => self.missed_something = true,
+            },
+            Reported::Anthropic { .. } => match serde_json::from_slice(data) {
+                Ok(event) => self.read_anthropic(&event),
+                Err(_) => self.missed_something = true,
+            },
+        }
+        Seen::AnythingElse
+    }
+
+    fn read_openai(&mut self, chunk: &openai::Chunk<'_>) -> Seen {
+        self.error_seen |= chunk.error.is_some();
+        for choice in chunk.choices.iter().flat_map(|choices| choices.iter()) {
+            for text in choice.delta.iter().flat_map(openai::Delta::texts) {
+                self.tally.add(text);
+            }
+            if !choice.finish_reason.0.is_empty() {
+                self.finish_choice(choice.index.unwrap_or(0));
+            }
+        }
+        if let Some(raw) = chunk.usage {
+            match parse_usage(raw, openai::UsageReport::of_completion) {
+                // Servers that report from the first chunk on may begin with zeros.
+                Some(usage) if usage.total() == 0 => {}
+                Some(usage) => self.reported = Reported::OpenAi(Some(usage)),
+                None => self.missed_something = true,
+            }
+        }
+        if chunk.is_usage_only() { Seen::UsageChunk } else { Seen::AnythingElse }
+    }
+
+    fn read_anthropic(&mut self, event: &anthropic::Event<'_>) {
+        self.error_seen |= event.error.is_some();
+        for text in event.delta.iter().flat_map(anthropic::Delta::texts) {
+            self.tally.add(text);
+        }
+        if event.delta.as_ref().is_some_and(|delta| !delta.stop_reason.0.is_empty()) {
+            self.finish_choice(0);
+        }
+        if event.kind.0 == "message_stop" {
+            self.end_marker_seen = true;
+        }
+        let opening = event.message.as_ref().and_then(|message| message.usage);
+        for (raw, closes) in [(opening, false), (event.usage, true)] {
+            let Some(raw) = raw else { continue };
+            match (parse_usage(raw, |report: &anthropic::UsageReport| Some(*report)), &mut self.reported) {
+                (Some(report), Reported::Anthropic { so_far, closed }) => {
+                    so_far.replace_with(report);
+                    *closed |= closes && report.has_output();
+                }
+                _ => self.missed_something = true,
+            }
+        }
+    }
+
+    fn finish_choice(&mut self, index: u32) {
+        if index < self.expected_choices.min(MAX_CHOICES) {
+            self.finished |= 1 << index;
+        }
+    }
+
+    fn finish(self, end: StreamEnd) -> Metered {
+        let ended = self.end_marker_seen || end == StreamEnd::Clean;
+        let reported = self.reported.so_far();
+        let all_finished = self.finished.count_ones() == self.expected_choices;
+        let nothing_missing = !self.error_seen && !self.missed_something && self.reported.is_last_word();
+        if ended && all_finished && nothing_missing {
+            return Metered::exact(reported);
+        }
+        // An answer that ended without a word on its usage is the provider's habit or a fault, and not the caller's
+        // doing: its estimate stands.
+        if ended && reported.total() == 0 {
+            return Metered::Unknown;
+        }
+        Metered::at_least(Usage { output: reported.output.max(self.tally.total()), ..reported })
+    }
+}
+
+fn parse_usage<'a, T: serde::Deserialize<'a>, U>(
+    raw: &'a RawValue,
+    normalise: impl FnOnce(&T) -> Option<U>,
+) -> Option<U> {
+    normalise(&serde_json::from_str(raw.get()).ok()?)
+}
+
+impl fmt::Debug for StreamMeterOptions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("StreamMeterOptions")
+            .field("dialect", &self.dialect)
+            .field("expected_choices", &self.expected_choices)
+            .field("drop_usage_chunk", &self.drop_usage_chunk)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,228 @@
+//! What a policy's numbers come to: per pool, what was sold against what there is.
+//!
+//! A tenant counts towards every pool it can reach, with its whole limit: it may send all of its traffic to one of them. A limit
+//! that is missing cannot be summed and is counted apart. All of it is integer arithmetic; ratios are rounded up, so that a sum
+//! just above a line never prints as the line.
+
+use std::collections::BTreeSet;
+
+use super::types::{Limits, Policy, Pool, Tenant, Weekday, Window};
+use super::units::Ratio;
+
+/// Committed peaks are a reason to ask the provider for more from this part of the ceiling on.
+pub(super) const COMMITTED_PEAKS_LINE: Ratio = Ratio::from_parts_per_million(800_000);
+/// Guaranteed floors leave little to share from this part of the guard rate on.
+pub(super) const FLOORS_LINE: Ratio = Ratio::from_parts_per_million(700_000);
+
+const MINUTES_PER_DAY: u64 = 24 * 60;
+const MINUTES_PER_WEEK: u64 = 7 * MINUTES_PER_DAY;
+
+/// What is counted per minute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dimension {
+    /// Input and output tokens together.
+    Tokens,
+    /// Input tokens.
+    InputTokens,
+    /// Output tokens.
+    OutputTokens,
+    /// Requests.
+    Requests,
+}
+
+impl Dimension {
+    /// All of them, in the order people read them.
+    pub const ALL: [Dimension; 4] =
+        [Dimension::Tokens, Dimension::InputTokens, Dimension::OutputTokens, Dimension::Requests];
+
+    /// What a table calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Dimension::Tokens => "tokens",
+            Dimension::InputTokens => "input tokens",
+            Dimension::OutputTokens => "output tokens",
+            Dimension::Requests => "requests",
+        }
+    }
+
+    fn ceiling(self, pool: &Pool) -> Option<u64> {
+        match self {
+            Dimension::Tokens => pool.ceiling.tokens_per_minute,
+            Dimension::InputTokens => pool.ceiling.input_tokens_per_minute,
+            Dimension::OutputTokens => pool.ceiling.output_tokens_per_minute,
+            Dimension::Requests => pool.ceiling.requests_per_minute,
+        }
+    }
+
+    /// The most a tenant may use; a part is bounded by the total as well.
+    fn limit(self, limits: &Limits) -> Option<u64> {
+        let total = limits.tokens.map(|rate| rate.per_minute);
+        let within_total = |part: Option<u64>| match (part, total) {
+            (Some(part), Some(total)) => Some(part.min(total)),
+            (part, total) => part.or(total),
+        };
+        match self {
+            Dimension::Tokens => {
+                let input = limits.input_tokens.map(|rate| rate.per_minute);
+                let output = limits.output_tokens.map(|rate| rate.per_minute);
+                within_total(input.zip(output).map(|(input, output)| input.saturating_add(output)))
+            }
+            Dimension::InputTokens => within_total(limits.input_tokens.map(|rate| rate.per_minute)),
+            Dimension::OutputTokens => within_total(limits.output_tokens.map(|rate| rate.per_minute)),
+            Dimension::Requests => limits.requests.map(|rate| rate.per_minute),
+        }
+    }
+}
+
+/// One dimension of a pool: what there is and what was sold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolLine {
+    /// What is counted.
+    pub dimension: Dimension,
+    /// What the provider allows per minute.
+    pub ceiling: u64,
+    /// What is handed out per minute.
+    pub guard: u64,
+    /// The limits of every tenant that can reach the pool, added up.
+    pub sold: u128,
+    /// Tenants that can reach the pool and have no limit in this dimension.
+    pub unlimited_tenants: u64,
+}
+
+impl PoolLine {
+    /// What was sold in hundredths of the ceiling, rounded up: 200 is twice the ceiling.
+    #[must_use]
+    pub fn oversubscription_percent(&self) -> u128 {
+        (self.sold * 100).div_ceil(u128::from(self.ceiling))
+    }
+}
+
+/// What a pool's numbers come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolArithmetic {
+    /// The pool's name.
+    pub pool: String,
+    /// A line per dimension that has a ceiling.
+    pub lines: Vec<PoolLine>,
+    /// All tokens the provider allows per minute, if it limits them.
+    pub tokens_ceiling: Option<u64>,
+    /// All tokens handed out per minute.
+    pub tokens_guard: Option<u64>,
+    /// The floors of every tenant that can reach the pool, added up, in tokens per minute.
+    pub floors: u128,
+    /// The largest sum of window limits that hold at the same minute of a week, in tokens per minute.
+    pub committed_peak: u128,
+}
+
+impl PoolArithmetic {
+    /// Tokens of burst that guaranteed floors occupy: each floor's bucket holds two seconds of it, and a quarter of a second more
+    /// is on its way.
+    #[must_use]
+    pub fn floor_burst(&self) -> u128 {
+        (self.floors * 2_250).div_ceil(60_000)
+    }
+
+    /// Whether committed peaks reach the part of the ceiling at which to ask the provider for more.
+    #[must_use]
+    pub fn peaks_are_high(&self) -> bool {
+        self.tokens_ceiling
+            .is_some_and(|ceiling| self.committed_peak > u128::from(COMMITTED_PEAKS_LINE.of(ceiling)))
+    }
+}
+
+/// The arithmetic of one pool.
+#[must_use]
+pub fn of_pool(policy: &Policy, name: &str, pool: &Pool) -> PoolArithmetic {
+    let tenants: Vec<&Tenant> =
+        policy.tenants.iter().filter(|tenant| reaches(policy, tenant, name)).collect();
+    let line = |dimension: Dimension| {
+        let ceiling = dimension.ceiling(pool)?;
+        let mut line =
+            PoolLine { dimension, ceiling, guard: pool.guard.of(ceiling), sold: 0, unlimited_tenants: 0 };
+        for tenant in &tenants {
+            match dimension.limit(&policy.effective_limits(tenant)) {
+                Some(limit) => line.sold += u128::from(share_cap(tenant, name, line.guard).min(limit)),
+                None => line.unlimited_tenants += 1,
+            }
+        }
+        Some(line)
+    };
+    let tokens_ceiling = pool.ceiling.all_tokens_per_minute();
+    PoolArithmetic {
+        pool: name.to_owned(),
+        lines: Dimension::ALL.into_iter().filter_map(line).collect(),
+        tokens_ceiling,
+        tokens_guard: tokens_ceiling.map(|ceiling| pool.guard.of(ceiling)),
+        floors: tenants.iter().map(|tenant| u128::from(policy.floor_of(tenant))).sum(),
+        committed_peak: committed_peak(&tenants),
+    }
+}
+
+/// Whether a tenant may name a model of this pool.
+fn reaches(policy: &Policy, tenant: &Tenant, pool: &str) -> bool {
+    policy.models.values().any(|model| model.pool == pool && tenant.allows_model(&model.name))
+}
+
+fn share_cap(tenant: &Tenant, pool: &str, guard: u64) -> u64 {
+    tenant.pool_shares.get(pool).map_or(u64::MAX, |share| share.of(guard))
+}
+
+/// The largest sum of window limits that hold at once. Zones move against each other with daylight saving time, so a week in
+/// January and one in July are both laid out, and the larger sum counts.
+fn committed_peak(tenants: &[&Tenant]) -> u128 {
+    // Any year would do; the sum depends on it only where a zone changes its rules.
+    let weeks = [jiff::civil::date(2029, 1, 15), jiff::civil::date(2029, 7, 16)];
+    weeks.into_iter().map(|monday| peak_of_week(tenants, monday)).max().unwrap_or(0)
+}
+
+/// Sums window limits over one week in UTC; a tenant with several windows at one minute counts with its largest.
+fn peak_of_week(tenants: &[&Tenant], monday: jiff::civil::Date) -> u128 {
+    let spans: Vec<(usize, u64, u64, u64)> = tenants
+        .iter()
+        .enumerate()
+        .flat_map(|(index, tenant)| tenant.windows.iter().map(move |window| (index, window)))
+        .filter_map(|(index, window)| Some((index, window, window.limits.tokens_per_minute?)))
+        .flat_map(|(index, window, rate)| {
+            spans_in_utc(window, monday).into_iter().map(move |(from, to)| (index, from, to, rate))
+        })
+        .collect();
+    // The sum only rises where a span begins.
+    let beginnings: BTreeSet<u64> = spans.iter().map(|(_, from, ..)| *from).collect();
+    beginnings.into_iter().map(|minute| sum_at(&spans, minute)).max().unwrap_or(0)
+}
+
+fn sum_at(spans: &[(usize, u64, u64, u64)], minute: u64) -> u128 {
+    let mut largest = std::collections::BTreeMap::<usize, u64>::new();
+    for (tenant, _, _, rate) in spans.iter().filter(|(_, from, to, _)| (*from..*to).contains(&minute)) {
+        let peak = largest.entry(*tenant).or_default();
+        *peak = (*peak).max(*rate);
+    }
+    largest.into_values().map(u128::from).sum()
+}
+
+/// A window's spans in minutes of the UTC week, split where the week ends.
+fn spans_in_utc(window: &Window, monday: jiff::civil::Date) -> Vec<(u64, u64)> {
+    let offset_minutes = jiff::tz::TimeZone::get(&window.zone)
+        .ok()
+        .and_then(|zone| zone.to_zoned_datetime(monday.at(12, 0, 0, 0)).ok())
+        .map_or(0, |zoned| i64::from(zoned.offset().seconds()) / 60);
+    let week = i64::try_from(MINUTES_PER_WEEK).unwrap_or(i64::MAX);
+    let mut spans = Vec::new();
+    for day in &window.days {
+        let from = day_number(*day) * MINUTES_PER_DAY + window.from_minute;
+        let length = window.to_minute - window.from_minute;
+        let shifted = (i64::try_from(from).unwrap_or(0) - offset_minutes).rem_euclid(week);
+        let from = u64::try_from(shifted).unwrap_or(0);
+        let to = from + length;
+        spans.push((from, to.min(MINUTES_PER_WEEK)));
+        if to > MINUTES_PER_WEEK {
+            spans.push((0, to - MINUTES_PER_WEEK));
+        }
+    }
+    spans
+}
+
+fn day_number(day: Weekday) -> u64 {
+    Weekday::ALL.iter().zip(0..).find(|(other, _)| **other == day).map_or(0, |(_, number)| number)
+}

@@ -1,0 +1,790 @@
+//! The document's fields: what may be written where, and what each means alone. How they fit together is `validate`'s.
+//!
+//! One function per mapping of the document, in the order of the document. Each asks its [`Fields`] for every name it knows;
+//! what is left over is refused. A field that cannot be read is reported and replaced by a placeholder.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::cursor::{Cursor, Fields, excerpt};
+use super::secret::SecretReference;
+use super::types::{
+    Alerts, Anonymous, Budget, BudgetAmount, Ceiling, Class, Dialect, Enforcement, EnforcementMode, Floor,
+    FloorMode, Key, KeyHash, LimitSettings, MAX_AMOUNT, Model, ModelPattern, ModelRule, OnDisconnect,
+    OnExhausted, OnUnavailable, OutputEstimate, Period, Policy, Pool, Price, PriceList, Project, Provider,
+    Rate, RefundCredit, Route, Tenant, Tier, Timeouts, Tokenizer, Tool, ToolCaller, UserSource, Users,
+    Weekday, Window,
+};
+use super::units::{self, IpNetwork, MicroDollars, Ratio};
+
+/// The placeholder of a key whose hash could not be read.
+pub(super) const NO_HASH: KeyHash = KeyHash([0; 32]);
+/// The one format this release reads.
+const VERSION: u64 = 1;
+/// The longest name of a tenant, tier, key, project, pool, provider or tool. They become metric labels and log fields.
+const MAX_NAME: usize = 64;
+/// The longest model name, alias, path or URL.
+const MAX_LONG_NAME: usize = 256;
+/// The largest weight: beyond it a share is rounding.
+const MAX_WEIGHT: u64 = 1_000_000;
+/// The longest time-out: a day.
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Output tokens reserved for a model that names neither a default nor a maximum: common models' own default, erring high.
+const DEFAULT_OUTPUT_TOKENS: u64 = 4_096;
+/// Bytes per token where nothing is known: English prose has about 4, code and other languages about 3; lower errs high.
+const DEFAULT_BYTES_PER_TOKEN_MILLI: u64 = 3_000;
+
+/// Reads the whole document. Call `validate` on what comes back, and use it only if nothing was reported.
+pub(super) fn policy(document: Cursor<'_>) -> Option<Policy> {
+    let mut fields = document.fields()?;
+    let version = fields.required("version", |at| {
+        let version = at.count(0..=u64::from(u32::MAX))?;
+        if version != VERSION {
+            at.error(
+                format!("version {version} is not known"),
+                format!("this release reads version {VERSION}"),
+            );
+        }
+        Some(version)
+    });
+    let models = fields.required("models", |at| at.map(model)).unwrap_or_default();
+    let default_tier = fields.optional("default_tier", |at| name(&at));
+    let mut tenants = fields.required("tenants", |at| at.list(tenant)).unwrap_or_default();
+    for tenant in tenants.iter_mut().filter(|tenant| tenant.tier.is_empty()) {
+        tenant.tier = default_tier.clone().unwrap_or_default();
+    }
+    let policy = Policy {
+        version: version.unwrap_or(VERSION),
+        providers: fields.required("providers", |at| at.map(provider)).unwrap_or_default(),
+        pools: fields.required("pools", |at| at.map(pool)).unwrap_or_default(),
+        aliases: aliases(&models),
+        models,
+        tiers: fields.required("tiers", |at| at.map(tier)).unwrap_or_default(),
+        default_tier,
+        tenants,
+        anonymous: fields.optional("anonymous", anonymous),
+        routes: fields.optional("routes", |at| at.list(route)).unwrap_or_default(),
+        tools: fields.optional("tools", |at| at.map(tool)).unwrap_or_default(),
+        price_book: fields.optional("price_book", |at| at.list(price_list)).unwrap_or_default(),
+        alerts: fields.optional("alerts", alerts),
+        enforcement: fields.optional("enforcement", enforcement_mode).unwrap_or(EnforcementMode::Enforce),
+        on_unavailable: fields.optional("on_unavailable", on_unavailable).unwrap_or(OnUnavailable::Refuse),
+        on_disconnect: fields.optional("on_disconnect", on_disconnect),
+        trusted_proxies: fields.optional("trusted_proxies", |at| at.list(network)).unwrap_or_default(),
+        warnings: Vec::new(),
+    };
+    fields.finish();
+    Some(policy)
+}
+
+fn aliases(models: &BTreeMap<String, Model>) -> BTreeMap<String, String> {
+    models
+        .values()
+        .flat_map(|model| model.aliases.iter().map(|alias| (alias.clone(), model.name.clone())))
+        .collect()
+}
+
+// ---- providers and pools ------------------------------------------------------------------------------------------------
+
+fn provider(own_name: &str, at: Cursor<'_>) -> Option<Provider> {
+    checked_name(own_name, MAX_NAME, &at);
+    let mut fields = at.fields()?;
+    let dialect = fields.required("dialect", |at| {
+        at.choice(&[("openai", Dialect::OpenAi), ("anthropic", Dialect::Anthropic)])
+    });
+    let provider = Provider {
+        dialect: dialect.unwrap_or(Dialect::OpenAi),
+        base_url: fields.required("base_url", url).unwrap_or_default(),
+        api_key: fields.optional("api_key", secret_reference),
+        include_usage: fields.optional("include_usage", |at| at.truth()).unwrap_or(true),
+        timeouts: fields.optional("timeouts", timeouts).unwrap_or_default(),
+        // Official SDKs make three attempts as well; each attempt is charged to the pool.
+        max_attempts: fields
+            .optional("max_attempts", |at| at.count(1..=3))
+            .and_then(|attempts| u32::try_from(attempts).ok())
+            .unwrap_or(3),
+    };
+    fields.finish();
+    Some(provider)
+}
+
+fn timeouts(at: Cursor<'_>) -> Option<Timeouts> {
+    let default = Timeouts::default();
+    let mut fields = at.fields()?;
+    let timeouts = Timeouts {
+        connect: fields.optional("connect", duration).unwrap_or(default.connect),
+        first_byte: fields.optional("first_byte", duration).unwrap_or(default.first_byte),
+        idle: fields.optional("idle", duration).unwrap_or(default.idle),
+        total: fields.optional("total", duration).unwrap_or(default.total),
+    };
+    fields.finish();
+    Some(timeouts)
+}
+
+fn pool(own_name: &str, at: Cursor<'_>) -> Option<Pool> {
+    checked_name(own_name, MAX_NAME, &at);
+    let mut fields = at.fields()?;
+    let ceiling = fields.required("ceiling", ceiling).unwrap_or_default();
+    // 85 % handed out, 5 % for floors, and the remaining tenth is what may arrive at once.
+    let guard = fields.optional("guard", share).unwrap_or(Ratio::from_parts_per_million(850_000));
+    let reserve =
+        fields.optional("reserve", share_or_nothing).unwrap_or(Ratio::from_parts_per_million(50_000));
+    let left = 1_000_000_u32.saturating_sub(guard.parts_per_million() + reserve.parts_per_million());
+    let default_burst =
+        Ratio::from_parts_per_million(left).of(ceiling.all_tokens_per_minute().unwrap_or(MAX_AMOUNT));
+    let pool = Pool {
+        provider: fields.required("provider", |at| name(&at)).unwrap_or_default(),
+        ceiling,
+        guard,
+        reserve,
+        burst_tokens: fields.optional("burst_tokens", amount).unwrap_or(default_burst),
+        refund_credit: fields
+            .optional("refund_credit", |at| {
+                at.choice(&[("full", RefundCredit::Full), ("none", RefundCredit::None)])
+            })
+            .unwrap_or(RefundCredit::Full),
+        floors: fields
+            .optional("floors", |at| {
+                at.choice(&[("guaranteed", FloorMode::Guaranteed), ("best_effort", FloorMode::BestEffort)])
+            })
+            .unwrap_or(FloorMode::BestEffort),
+        overflow: fields.optional("overflow", |at| at.list(|at| name(&at))).unwrap_or_default(),
+    };
+    fields.finish();
+    Some(pool)
+}
+
+fn ceiling(at: Cursor<'_>) -> Option<Ceiling> {
+    let mut fields = at.fields()?;
+    let ceiling = Ceiling {
+        tokens_per_minute: fields.optional("tokens_per_minute", amount),
+        input_tokens_per_minute: fields.optional("input_tokens_per_minute", amount),
+        output_tokens_per_minute: fields.optional("output_tokens_per_minute", amount),
+        requests_per_minute: fields.optional("requests_per_minute", amount),
+    };
+    if ceiling == Ceiling::default() && fields.is_empty() {
+        fields
+            .here()
+            .error("names no limit at all", "add `tokens_per_minute`, as the provider's console states it");
+    }
+    fields.finish();
+    Some(ceiling)
+}
+
+// ---- models -------------------------------------------------------------------------------------------------------------
+
+fn model(own_name: &str, at: Cursor<'_>) -> Option<Model> {
+    checked_name(own_name, MAX_LONG_NAME, &at);
+    let mut fields = at.fields()?;
+    let max_output_tokens = fields.optional("max_output_tokens", amount);
+    let upstream_model =
+        fields.optional("upstream_model", |at| long_name(&at)).unwrap_or_else(|| own_name.to_owned());
+    let model = Model {
+        name: own_name.to_owned(),
+        provider: fields.required("provider", |at| name(&at)).unwrap_or_default(),
+        pool: fields.required("pool", |at| name(&at)).unwrap_or_default(),
+        aliases: fields.optional("aliases", |at| at.list(|at| long_name(&at))).unwrap_or_default(),
+        default_output_tokens: fields
+            .optional("default_output_tokens", amount)
+            .or(max_output_tokens)
+            .unwrap_or(DEFAULT_OUTPUT_TOKENS),
+        max_output_tokens,
+        fallbacks: fields.optional("fallbacks", |at| at.list(|at| long_name(&at))).unwrap_or_default(),
+        stateless: fields.optional("stateless", |at| at.truth()).unwrap_or(false),
+        tokenizer: tokenizer(&mut fields, &upstream_model),
+        upstream_model,
+    };
+    fields.finish();
+    Some(model)
+}
+
+fn tokenizer(fields: &mut Fields<'_>, upstream_model: &str) -> Tokenizer {
+    let ratio = fields.optional("bytes_per_token", |at| {
+        let ratio = at.parse(units::parse_milli, "write bytes per token as a decimal, such as 3.5")?;
+        if !(250..=100_000).contains(&ratio) {
+            at.error("is not between 0.25 and 100", "English prose has about 4 bytes per token");
+        }
+        Some(ratio)
+    });
+    let bytes = Tokenizer::Bytes { bytes_per_token_milli: ratio.unwrap_or(DEFAULT_BYTES_PER_TOKEN_MILLI) };
+    let written = fields.optional("tokenizer", |at| {
+        at.choice(&[("o200k", Tokenizer::O200k), ("cl100k", Tokenizer::Cl100k), ("bytes", bytes)])
+    });
+    match written {
+        Some(tokenizer) if ratio.is_some() && tokenizer != bytes => {
+            fields.here().error("`bytes_per_token` needs `tokenizer: bytes`", "remove one of the two");
+            tokenizer
+        }
+        Some(tokenizer) => tokenizer,
+        None if ratio.is_some() => bytes,
+        None => published_tokenizer(upstream_model).unwrap_or(bytes),
+    }
+}
+
+/// The tokenizer of a model whose vendor publishes one, by the name the vendor uses (the table in openai/tiktoken's `model.py`).
+fn published_tokenizer(upstream_model: &str) -> Option<Tokenizer> {
+    const O200K: [&str; 8] = ["gpt-5", "gpt-4o", "gpt-4.1", "gpt-4.5", "chatgpt-4o", "o1", "o3", "o4-mini"];
+    const CL100K: [&str; 3] = ["gpt-4", "gpt-3.5", "text-embedding-"];
+    let begins_with = |prefixes: &[&str]| prefixes.iter().any(|prefix| upstream_model.starts_with(prefix));
+    if begins_with(&O200K) {
+        Some(Tokenizer::O200k)
+    } else if begins_with(&CL100K) {
+        Some(Tokenizer::Cl100k)
+    } else {
+        None
+    }
+}
+
+// ---- limits, tiers, budgets ---------------------------------------------------------------------------------------------
+
+fn limits(fields: &mut Fields<'_>) -> LimitSettings {
+    LimitSettings {
+        tokens_per_minute: fields.optional("tokens_per_minute", amount),
+        input_tokens_per_minute: fields.optional("input_tokens_per_minute", amount),
+        output_tokens_per_minute: fields.optional("output_tokens_per_minute", amount),
+        burst_tokens: fields.optional("burst_tokens", amount),
+        burst_input_tokens: fields.optional("burst_input_tokens", amount),
+        burst_output_tokens: fields.optional("burst_output_tokens", amount),
+        requests_per_minute: fields.optional("requests_per_minute", amount),
+        burst_requests: fields.optional("burst_requests", amount),
+        max_inflight: fields.optional("max_inflight", amount),
+    }
+}
+
+fn limits_alone(at: Cursor<'_>) -> Option<LimitSettings> {
+    let mut fields = at.fields()?;
+    let limits = limits(&mut fields);
+    fields.finish();
+    Some(limits)
+}
+
+fn tier(own_name: &str, at: Cursor<'_>) -> Option<Tier> {
+    checked_name(own_name, MAX_NAME, &at);
+    let mut fields = at.fields()?;
+    let tier = Tier {
+        limits: limits(&mut fields),
+        floor: floor(&mut fields),
+        weight: fields.optional("weight", weight),
+        budgets: fields.optional("budget", budgets).unwrap_or_default(),
+        on_unavailable: fields.optional("on_unavailable", on_unavailable),
+        on_disconnect: fields.optional("on_disconnect", on_disconnect),
+    };
+    fields.finish();
+    Some(tier)
+}
+
+fn floor(fields: &mut Fields<'_>) -> Option<Floor> {
+    let part = fields.optional("floor", share).map(Floor::Share);
+    let absolute = fields.optional("floor_tokens_per_minute", amount).map(Floor::TokensPerMinute);
+    if part.is_some() && absolute.is_some() {
+        fields.here().error("has both `floor` and `floor_tokens_per_minute`", "keep one of the two");
+    }
+    part.or(absolute)
+}
+
+/// One budget, or a list of them.
+fn budgets(at: Cursor<'_>) -> Option<Vec<Budget>> {
+    if at.is_sequence() { at.list(budget) } else { budget(at).map(|budget| vec![budget]) }
+}
+
+fn budget(at: Cursor<'_>) -> Option<Budget> {
+    let mut fields = at.fields()?;
+    let period = fields.required("period", |at| {
+        at.choice(&[
+            ("hourly", Period::Hourly),
+            ("daily", Period::Daily),
+            ("weekly", Period::Weekly),
+            ("monthly", Period::Monthly),
+        ])
+    });
+    let zone = fields.optional("zone", zone);
+    let amount = budget_amount(&mut fields);
+    let soft_thresholds = fields.optional("soft_thresholds", thresholds).unwrap_or_default();
+    let on_exhausted = on_exhausted(&mut fields);
+    fields.finish();
+    Some(Budget {
+        period: period.unwrap_or(Period::Monthly),
+        zone: zone.unwrap_or_else(|| "UTC".to_owned()),
+        amount,
+        soft_thresholds,
+        on_exhausted,
+    })
+}
+
+fn budget_amount(fields: &mut Fields<'_>) -> BudgetAmount {
+    let hint = "write `tokens: N` or `usd: N`; two caps on one period are two budgets";
+    match (fields.has("tokens"), fields.has("usd")) {
+        (true, true) => fields.here().error("has both `tokens` and `usd`", hint),
+        (false, false) => fields.here().error("has no amount", hint),
+        _ => {}
+    }
+    let tokens = fields.optional("tokens", amount).map(BudgetAmount::Tokens);
+    let usd = fields.optional("usd", |at| {
+        let money = money(&at)?;
+        if money.0 == 0 || money.0 > MAX_AMOUNT {
+            at.error("is not between 0.000001 and 1000000000 dollars", "write dollars, such as 400.00");
+        }
+        Some(BudgetAmount::Usd(money))
+    });
+    tokens.or(usd).unwrap_or(BudgetAmount::Tokens(1))
+}
+
+fn thresholds(at: Cursor<'_>) -> Option<Vec<Ratio>> {
+    let thresholds = at.list(share)?;
+    if !thresholds.is_sorted_by(|a, b| a < b) {
+        at.error("is not ascending", "write each threshold once, the lowest first");
+    }
+    Some(thresholds)
+}
+
+fn on_exhausted(fields: &mut Fields<'_>) -> OnExhausted {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Word {
+        Refuse,
+        Degrade,
+        Queue,
+    }
+    let words = [("refuse", Word::Refuse), ("degrade", Word::Degrade), ("queue", Word::Queue)];
+    let word = fields.optional("on_exhausted", |at| at.choice(&words)).unwrap_or(Word::Refuse);
+    let to = fields.optional("degrade_to", |at| long_name(&at));
+    let limit = fields.optional("degrade_limit", share);
+    match (word, to) {
+        (Word::Degrade, Some(to)) => OnExhausted::Degrade { to, limit },
+        (Word::Degrade, None) => {
+            if !fields.has("degrade_to") {
+                fields.here().error(
+                    "`on_exhausted: degrade` needs `degrade_to`",
+                    "name a cheaper model of the same dialect",
+                );
+            }
+            OnExhausted::Refuse
+        }
+        (word, to) => {
+            if fields.has("on_exhausted") && (to.is_some() || limit.is_some()) {
+                fields.here().error("`degrade_to` and `degrade_limit` need `on_exhausted: degrade`", "");
+            } else if to.is_some() || limit.is_some() {
+                fields
+                    .here()
+                    .error("`degrade_to` and `degrade_limit` need `on_exhausted: degrade`", "add it");
+            }
+            if word == Word::Queue { OnExhausted::Queue } else { OnExhausted::Refuse }
+        }
+    }
+}
+
+// ---- tenants ------------------------------------------------------------------------------------------------------------
+
+fn tenant(at: Cursor<'_>) -> Option<Tenant> {
+    let mut fields = at.fields()?;
+    let tenant = Tenant {
+        id: fields.required("id", |at| name(&at)).unwrap_or_default(),
+        tier: fields.optional("tier", |at| name(&at)).unwrap_or_default(),
+        limits: limits(&mut fields),
+        floor: floor(&mut fields),
+        weight: fields.optional("weight", weight),
+        budgets: fields.optional("budget", budgets).unwrap_or_default(),
+        models: fields.optional("models", |at| at.list(model_rule)).unwrap_or_default(),
+        users: fields.optional("users", users),
+        windows: fields.optional("windows", |at| at.list(window)).unwrap_or_default(),
+        pool_shares: fields.optional("pool_shares", |at| at.map(|_, at| share(at))).unwrap_or_default(),
+        fallback_share: fields.optional("fallback_share", share),
+        projects: fields.optional("projects", |at| at.list(project)).unwrap_or_default(),
+        allow_models: fields.optional("allow_models", |at| at.list(|at| long_name(&at))),
+        keys: fields.optional("keys", |at| at.list(key)).unwrap_or_default(),
+        class: fields.optional("class", class),
+        enforcement: fields.optional("enforcement", |at| {
+            at.choice(&[("enforce", Enforcement::Enforce), ("shadow", Enforcement::Shadow)])
+        }),
+        on_unavailable: fields.optional("on_unavailable", on_unavailable),
+        on_disconnect: fields.optional("on_disconnect", on_disconnect),
+    };
+    fields.finish();
+    Some(tenant)
+}
+
+fn model_rule(at: Cursor<'_>) -> Option<ModelRule> {
+    let mut fields = at.fields()?;
+    let exact = fields.optional("exact", |at| long_name(&at)).map(ModelPattern::Exact);
+    let prefix = fields.optional("prefix", |at| long_name(&at)).map(ModelPattern::Prefix);
+    if fields.has("exact") == fields.has("prefix") {
+        fields.here().error("needs one of `exact` and `prefix`", "`exact: MODEL` or `prefix: BEGINNING`");
+    }
+    let limits = limits(&mut fields);
+    fields.finish();
+    Some(ModelRule { pattern: exact.or(prefix).unwrap_or(ModelPattern::Prefix(String::new())), limits })
+}
+
+fn users(at: Cursor<'_>) -> Option<Users> {
+    let mut fields = at.fields()?;
+    let from = fields.required("from", user_source).unwrap_or(UserSource::Body(Vec::new()));
+    let limits = limits(&mut fields);
+    fields.finish();
+    Some(Users { from, limits })
+}
+
+fn user_source(at: Cursor<'_>) -> Option<UserSource> {
+    // Deeper than any SDK nests a user id, and a bound on the walk through each request.
+    const MAX_STEPS: usize = 4;
+    let text = at.text()?;
+    let token = |part: &str| {
+        (1..=MAX_NAME).contains(&part.len())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+    };
+    let source = match text.split_once('.') {
+        Some(("body", path)) => {
+            let steps: Vec<String> = path.split('.').map(str::to_owned).collect();
+            (steps.len() <= MAX_STEPS && steps.iter().all(|step| token(step)))
+                .then_some(UserSource::Body(steps))
+        }
+        Some(("header", header)) => token(header).then(|| UserSource::Header(header.to_ascii_lowercase())),
+        _ => None,
+    };
+    if source.is_none() {
+        at.error(
+            format!("`{}` does not say where a request names its user", excerpt(text)),
+            "write `body.FIELD`, such as body.user or body.metadata.user_id, or `header.NAME`",
+        );
+    }
+    source
+}
+
+fn window(at: Cursor<'_>) -> Option<Window> {
+    let mut fields = at.fields()?;
+    let days = fields.optional("days", days).unwrap_or_else(|| Weekday::ALL.to_vec());
+    let from = fields.required("from", |at| at.parse(minute_of_day, MINUTE_HINT));
+    let to = fields.required("to", |at| at.parse(minute_of_day, MINUTE_HINT));
+    let zone = fields.optional("zone", zone).unwrap_or_else(|| "UTC".to_owned());
+    let limits = limits(&mut fields);
+    if from.zip(to).is_some_and(|(from, to)| from >= to) {
+        fields.here().error(
+            "ends before it begins",
+            "past midnight, write two windows: one to \"24:00\", one from \"00:00\"",
+        );
+    }
+    fields.finish();
+    Some(Window { days, from_minute: from.unwrap_or(0), to_minute: to.unwrap_or(1), zone, limits })
+}
+
+fn days(at: Cursor<'_>) -> Option<Vec<Weekday>> {
+    let words: Vec<(&str, Weekday)> =
+        ["mon", "tue", "wed", "thu", "fri", "sat", "sun"].into_iter().zip(Weekday::ALL).collect();
+    let mut days = at.list(|at| at.choice(&words))?;
+    let written = days.len();
+    days.sort_unstable();
+    days.dedup();
+    if written == 0 {
+        at.error("names no day", "leave `days` out for every day");
+    } else if days.len() < written {
+        at.error("names a day twice", "");
+    }
+    Some(days)
+}
+
+const MINUTE_HINT: &str = "write hours and minutes in quotes, such as \"06:30\"";
+
+fn minute_of_day(text: &str) -> Result<u64, &'static str> {
+    const SHAPE: &str = "is not a time of day";
+    let (hours, minutes) = text.split_once(':').ok_or(SHAPE)?;
+    let two_digits = |part: &str| part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !two_digits(hours) || !two_digits(minutes) {
+        return Err(SHAPE);
+    }
+    let hours: u64 = hours.parse().map_err(|_| SHAPE)?;
+    let minutes: u64 = minutes.parse().map_err(|_| SHAPE)?;
+    if minutes > 59 || hours * 60 + minutes > 24 * 60 { Err(SHAPE) } else { Ok(hours * 60 + minutes) }
+}
+
+fn project(at: Cursor<'_>) -> Option<Project> {
+    let mut fields = at.fields()?;
+    let id = fields.required("id", |at| name(&at)).unwrap_or_default();
+    let limits = limits(&mut fields);
+    fields.finish();
+    Some(Project { id, limits })
+}
+
+fn key(at: Cursor<'_>) -> Option<Key> {
+    let mut fields = at.fields()?;
+    let label = fields.required("label", |at| name(&at)).unwrap_or_default();
+    let hash = fields.required("hash", key_hash);
+    let limits = limits(&mut fields);
+    let project = fields.optional("project", |at| name(&at));
+    let class = fields.optional("class", class);
+    let expires = fields.optional("expires", |at| {
+        at.parse(
+            |text| text.parse().map_err(|_| "is not an instant"),
+            "write date, time and zone as in RFC 3339, such as 2027-03-31T00:00:00Z",
+        )
+    });
+    fields.finish();
+    Some(Key { label, hash: hash.unwrap_or(NO_HASH), limits, project, class, expires })
+}
+
+fn key_hash(at: Cursor<'_>) -> Option<KeyHash> {
+    let hash = KeyHash::parse(at.text()?);
+    if hash.is_none() {
+        // What stands here may be the key itself: it is not repeated.
+        at.error(
+            "is not `sha256:` and 64 lowercase hexadecimal digits",
+            "`tollgate keys new` prints a key and its hash; `tollgate keys hash` hashes a key you have",
+        );
+    }
+    hash
+}
+
+fn anonymous(at: Cursor<'_>) -> Option<Anonymous> {
+    let mut fields = at.fields()?;
+    let anonymous = Anonymous {
+        limits: limits(&mut fields),
+        per_ip: fields.optional("per_ip", limits_alone).unwrap_or_default(),
+        budgets: fields.optional("budget", budgets).unwrap_or_default(),
+        allow_models: fields.optional("allow_models", |at| at.list(|at| long_name(&at))),
+    };
+    fields.finish();
+    Some(anonymous)
+}
+
+// ---- routes, tools, prices, alerts --------------------------------------------------------------------------------------
+
+fn route(at: Cursor<'_>) -> Option<Route> {
+    let mut fields = at.fields()?;
+    let route = Route {
+        path: fields.required("path", route_path).unwrap_or_default(),
+        provider: fields.optional("provider", |at| name(&at)),
+        class: fields.optional("class", class),
+        stateless: fields.optional("stateless", |at| at.truth()).unwrap_or(false),
+        cost_tokens: fields.optional("cost_tokens", amount),
+        output_estimate: fields.optional("estimate", estimate).unwrap_or_default(),
+    };
+    fields.finish();
+    Some(route)
+}
+
+fn route_path(at: Cursor<'_>) -> Option<String> {
+    let text = at.text()?;
+    let well_formed = text.starts_with('/')
+        && text.len() <= MAX_LONG_NAME
+        && !text.contains("//")
+        && text.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'?' | b'#' | b'%' | b'\\'));
+    if !well_formed {
+        at.error(
+            format!("`{}` is not a path", excerpt(text)),
+            "write it as requested, such as /v1/chat/completions",
+        );
+    }
+    Some(text.to_owned())
+}
+
+fn estimate(at: Cursor<'_>) -> Option<OutputEstimate> {
+    let mut fields = at.fields()?;
+    let output = fields.optional("output", |at| {
+        at.parse(
+            |text| match text {
+                "ceiling" => Ok(OutputEstimate::Ceiling),
+                "learned" => Ok(OutputEstimate::Learned { percentile: 95 }),
+                "none" => Ok(OutputEstimate::None),
+                _ => text
+                    .strip_prefix("learned(p")
+                    .and_then(|rest| rest.strip_suffix(')'))
+                    .and_then(|percentile| units::parse_count(percentile).ok())
+                    .filter(|percentile| (1..=99).contains(percentile))
+                    .map(|percentile| OutputEstimate::Learned { percentile })
+                    .ok_or("is not a way to estimate output"),
+            },
+            "write ceiling, learned, learned(pNN) with NN from 1 to 99, or none",
+        )
+    });
+    fields.finish();
+    Some(output.unwrap_or_default())
+}
+
+fn tool(own_name: &str, at: Cursor<'_>) -> Option<Tool> {
+    checked_name(own_name, MAX_NAME, &at);
+    let mut fields = at.fields()?;
+    let calls = fields.required("rate", |at| {
+        let mut fields = at.fields()?;
+        let per_minute = fields.required("calls_per_minute", amount);
+        let burst = fields.optional("burst_calls", amount);
+        fields.finish();
+        per_minute.map(|per_minute| Rate { per_minute, burst: burst.unwrap_or(per_minute) })
+    });
+    let callers = fields.optional("callers", |at| at.list(tool_caller)).unwrap_or_default();
+    fields.finish();
+    Some(Tool { calls: calls.unwrap_or(Rate { per_minute: MAX_AMOUNT, burst: MAX_AMOUNT }), callers })
+}
+
+fn tool_caller(at: Cursor<'_>) -> Option<ToolCaller> {
+    let mut fields = at.fields()?;
+    let caller = ToolCaller {
+        id: fields.required("id", |at| name(&at)).unwrap_or_default(),
+        weight: fields.optional("weight", weight).unwrap_or(1),
+        floor: fields.optional("floor", |at| at.count(0..=MAX_AMOUNT)).unwrap_or(0),
+    };
+    fields.finish();
+    Some(caller)
+}
+
+fn price_list(at: Cursor<'_>) -> Option<PriceList> {
+    let mut fields = at.fields()?;
+    let effective = fields.required("effective", |at| {
+        at.parse(
+            |text| text.parse().map_err(|_| "is not a date"),
+            "write year, month and day, such as 2026-11-01",
+        )
+    });
+    let models = fields.required("models", |at| at.map(|_, at| price(at))).unwrap_or_default();
+    fields.finish();
+    Some(PriceList { effective: effective.unwrap_or(jiff::civil::Date::ZERO), models })
+}
+
+fn price(at: Cursor<'_>) -> Option<Price> {
+    let mut fields = at.fields()?;
+    let input = fields.required("input", |at| money(&at));
+    let cache_read = fields.optional("cache_read", |at| money(&at));
+    let cache_write = fields.optional("cache_write", |at| money(&at));
+    let output = fields.required("output", |at| money(&at));
+    fields.finish();
+    let input = input?;
+    Some(Price {
+        input,
+        cache_read: cache_read.unwrap_or(input),
+        cache_write: cache_write.unwrap_or(input),
+        output: output?,
+    })
+}
+
+fn alerts(at: Cursor<'_>) -> Option<Alerts> {
+    let mut fields = at.fields()?;
+    let alerts = Alerts {
+        webhook: fields.required("webhook", url).unwrap_or_default(),
+        secret: fields.optional("secret", secret_reference),
+    };
+    fields.finish();
+    Some(alerts)
+}
+
+// ---- words and quantities -----------------------------------------------------------------------------------------------
+
+fn enforcement_mode(at: Cursor<'_>) -> Option<EnforcementMode> {
+    at.choice(&[
+        ("enforce", EnforcementMode::Enforce),
+        ("shadow", EnforcementMode::Shadow),
+        ("enforce_new_tenants", EnforcementMode::EnforceNewTenants),
+    ])
+}
+
+fn on_unavailable(at: Cursor<'_>) -> Option<OnUnavailable> {
+    at.choice(&[("refuse", OnUnavailable::Refuse), ("admit", OnUnavailable::Admit)])
+}
+
+fn on_disconnect(at: Cursor<'_>) -> Option<OnDisconnect> {
+    at.choice(&[("counted", OnDisconnect::Counted), ("estimate", OnDisconnect::Estimate)])
+}
+
+fn class(at: Cursor<'_>) -> Option<Class> {
+    at.choice(&[("interactive", Class::Interactive), ("batch", Class::Batch)])
+}
+
+fn amount(at: Cursor<'_>) -> Option<u64> {
+    at.count(1..=MAX_AMOUNT)
+}
+
+fn weight(at: Cursor<'_>) -> Option<u64> {
+    at.count(1..=MAX_WEIGHT)
+}
+
+fn share(at: Cursor<'_>) -> Option<Ratio> {
+    let ratio = share_or_nothing(at.clone())?;
+    if ratio.parts_per_million() == 0 {
+        at.error("is zero", "write a share above 0 and at most 1, such as 0.85");
+    }
+    Some(ratio)
+}
+
+fn share_or_nothing(at: Cursor<'_>) -> Option<Ratio> {
+    at.parse(Ratio::parse, "write a share above 0 and at most 1, such as 0.85")
+}
+
+fn money(at: &Cursor<'_>) -> Option<MicroDollars> {
+    at.parse(MicroDollars::parse, "write dollars with at most six decimal places, such as 1.25")
+}
+
+fn duration(at: Cursor<'_>) -> Option<Duration> {
+    let duration = at.parse(units::parse_duration, "write a whole number and ms, s, m or h, such as 10s")?;
+    if duration.is_zero() || duration > MAX_TIMEOUT {
+        at.error("is not between 1ms and 24h", "");
+    }
+    Some(duration)
+}
+
+fn zone(at: Cursor<'_>) -> Option<String> {
+    let text = at.text()?;
+    if jiff::tz::TimeZone::get(text).is_err() {
+        at.error(
+            format!("`{}` is not a time zone", excerpt(text)),
+            "write an IANA name, such as Europe/Berlin or UTC",
+        );
+    }
+    Some(text.to_owned())
+}
+
+fn network(at: Cursor<'_>) -> Option<IpNetwork> {
+    at.parse(IpNetwork::parse, "write a network such as 10.0.0.0/8, or one address")
+}
+
+fn secret_reference(at: Cursor<'_>) -> Option<SecretReference> {
+    let reference = SecretReference::parse(at.text()?);
+    if reference.is_none() {
+        // What stands here may be the secret itself: it is not repeated.
+        at.error(
+            "is not a reference to a secret",
+            "write env:NAME or file:PATH; a policy is shown and replicated, so it holds no secrets",
+        );
+    }
+    reference
+}
+
+fn url(at: Cursor<'_>) -> Option<String> {
+    const HINT: &str = "write scheme, host and optional port and path, such as https://api.openai.com";
+    let text = at.text()?;
+    let uri: Option<http::Uri> = text.parse().ok().filter(|_| text.len() <= MAX_LONG_NAME);
+    let Some(uri) =
+        uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
+    else {
+        at.error(format!("`{}` is not an http or https URL", excerpt(text)), HINT);
+        return None;
+    };
+    if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        at.error("carries credentials", "use `api_key` or `secret` with a reference");
+    }
+    if uri.query().is_some() {
+        at.error("has a query", HINT);
+    }
+    Some(text.trim_end_matches('/').to_owned())
+}
+
+fn name(at: &Cursor<'_>) -> Option<String> {
+    let text = at.text()?;
+    checked_name(text, MAX_NAME, at);
+    Some(text.to_owned())
+}
+
+fn long_name(at: &Cursor<'_>) -> Option<String> {
+    let text = at.text()?;
+    checked_name(text, MAX_LONG_NAME, at);
+    Some(text.to_owned())
+}
+
+/// Names go into metric labels, log fields and headers: letters, digits and `. _ - : / @`, beginning with a letter or digit.
+fn checked_name(text: &str, longest: usize, at: &Cursor<'_>) {
+    let allowed =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':' | b'/' | b'@');
+    let well_formed = (1..=longest).contains(&text.len())
+        && text.bytes().all(allowed)
+        && text.starts_with(|first: char| first.is_ascii_alphanumeric());
+    if !well_formed {
+        at.error(
+            format!("`{}` is not a name", excerpt(text)),
+            format!("use 1 to {longest} letters, digits and . _ - : / @, beginning with a letter or digit"),
+        );
+    }
+}

@@ -1,0 +1,1 @@
+//! Placeholder until the summary is written.

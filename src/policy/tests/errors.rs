@@ -1,0 +1,1 @@
+//! Where a bad document is told to be bad.

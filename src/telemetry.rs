@@ -1,0 +1,267 @@
+//! What a node says of itself: metrics (a registry per node, so that several nodes fit in one process) and logs.
+//!
+//! Label sets are bounded: a family takes [`SERIES`] different sets and counts the rest under `other`, so no tenant, key or model
+//! name can grow a node's memory. Nothing here ever sees a prompt or a secret.
+
+use std::sync::atomic::AtomicI64;
+
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Metric, Registry};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::upstream::Failure;
+
+/// The most series of one family whose labels come from a policy.
+pub const SERIES: usize = 200;
+
+/// Labels: names known at compile time, values from anywhere.
+pub type Labels = Vec<(&'static str, String)>;
+
+/// A family of metrics whose number of series is bounded.
+pub struct Bounded<M, C = fn() -> M> {
+    family: Family<Labels, M, C>,
+    series: std::sync::Mutex<usize>,
+}
+
+impl<M: Clone, C: MetricConstructor<M>> Bounded<M, C> {
+    fn new(family: Family<Labels, M, C>) -> Self {
+        Self { family, series: std::sync::Mutex::new(0) }
+    }
+
+    /// The metric with these labels, or the one whose labels all say `other` when the family is full.
+    pub fn with(&self, labels: Labels) -> M {
+        if let Some(metric) = self.family.get(&labels) {
+            return metric.clone();
+        }
+        let mut series = self.series.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(metric) = self.family.get(&labels) {
+            return metric.clone();
+        }
+        if *series < SERIES {
+            *series += 1;
+            return self.family.get_or_create_owned(&labels);
+        }
+        let other = labels.into_iter().map(|(name, _)| (name, "other".to_owned())).collect();
+        self.family.get_or_create_owned(&other)
+    }
+}
+
+/// A bounded family of counters.
+pub type Counters = Bounded<Counter, fn() -> Counter>;
+/// A bounded family of histograms.
+pub type Histograms = Bounded<Histogram, fn() -> Histogram>;
+
+/// Every metric of one node. Names carry the prefix `tollgate_`; counters end in `_total`.
+pub struct Metrics {
+    registry: Registry,
+    /// Decisions by outcome (admitted, denied, deferred, degraded, error) and reason.
+    pub decisions: Counters,
+    /// Tokens held by reservations, by tenant, key and route.
+    pub tokens_reserved: Counters,
+    /// Tokens of reservations that settled with usage, by tenant, key and route.
+    pub tokens_settled: Counters,
+    /// Tokens held and given back, by tenant, key and route.
+    pub tokens_refunded: Counters,
+    /// Tokens used beyond what was held, by tenant, key and route.
+    pub tokens_overage: Counters,
+    /// Tokens of reservations that ended at their estimate, by tenant and how (closed, abandoned).
+    pub tokens_unsettled: Counters,
+    /// Tokens let through without a limit, by reason.
+    pub tokens_unenforced: Counters,
+    /// Requests being served.
+    pub inflight: Gauge,
+    /// Reservations that have not ended.
+    pub open_reservations: Gauge,
+    /// What was used over what was held, by route.
+    pub estimate_error_ratio: Histograms,
+    /// Time spent in each step of a request, in seconds.
+    pub step_seconds: Histograms,
+    /// Requests sent to providers, by provider and outcome.
+    pub upstream_attempts: Counters,
+    /// What enforcement would have refused, by tenant and limit.
+    pub shadow_rejections: Counters,
+    /// Answers whose usage had no known shape, was missing or zero, by provider: their estimate stands.
+    pub usage_unknown: Counters,
+    /// Policy reloads by result (applied, unchanged, refused).
+    pub policy_reloads: Counters,
+    /// The version of the policy in force.
+    pub policy_version: Gauge,
+    /// Open connections of callers.
+    pub connections: Gauge,
+    /// Connections refused because too many were open.
+    pub connections_refused: Counter,
+    /// Token counts remembered and not, by result (hit, miss).
+    pub token_cache: Counters,
+    /// Entries in each bounded map, by name.
+    pub held: Family<Labels, Gauge<i64, AtomicI64>>,
+}
+
+impl Metrics {
+    /// A fresh registry.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("tollgate");
+        let r = &mut registry;
+        let seconds = || Histogram::new(exponential_buckets(0.000_01, 2.5, 16));
+        let ratio =
+            || Histogram::new([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0]);
+        Self {
+            decisions: counters(r, "decisions", "Decisions by outcome and reason"),
+            tokens_reserved: counters(r, "tokens_reserved", "Tokens held by reservations"),
+            tokens_settled: counters(r, "tokens_settled", "Tokens settled with usage"),
+            tokens_refunded: counters(r, "tokens_refunded", "Tokens held, not used and given back"),
+            tokens_overage: counters(r, "tokens_overage", "Tokens used beyond what was held"),
+            tokens_unsettled: counters(
+                r,
+                "tokens_unsettled",
+                "Tokens of reservations that ended at their estimate",
+            ),
+            tokens_unenforced: counters(r, "tokens_unenforced", "Tokens let through without a limit"),
+            inflight: add(r, "inflight", "Requests being served", Gauge::default()),
+            open_reservations: add(
+                r,
+                "open_reservations",
+                "Reservations that have not ended",
+                Gauge::default(),
+            ),
+            estimate_error_ratio: histograms(
+                r,
+                "estimate_error_ratio",
+                "Tokens used over tokens held",
+                ratio,
+            ),
+            step_seconds: histograms(r, "step_seconds", "Seconds spent in each step of a request", seconds),
+            upstream_attempts: counters(r, "upstream_attempts", "Requests sent to providers"),
+            shadow_rejections: counters(r, "shadow_rejections", "What enforcement would have refused"),
+            usage_unknown: counters(r, "usage_unknown", "Answers without usage of a known shape"),
+            policy_reloads: counters(r, "policy_reloads", "Policy reloads by result"),
+            policy_version: add(r, "policy_version", "Version of the policy in force", Gauge::default()),
+            connections: add(r, "connections", "Open connections of callers", Gauge::default()),
+            connections_refused: add(
+                r,
+                "connections_refused",
+                "Connections over the bound",
+                Counter::default(),
+            ),
+            token_cache: counters(r, "token_cache", "Token counts looked up, by result"),
+            held: add(r, "held", "Entries in each bounded map", Family::default()),
+            registry,
+        }
+    }
+
+    /// Counts one decision.
+    pub fn count_decision(&self, outcome: &'static str, reason: &'static str) {
+        self.decisions.with(vec![("outcome", outcome.to_owned()), ("reason", reason.to_owned())]).inc();
+    }
+
+    /// Counts one request sent to a provider: by status, or by what went wrong.
+    pub fn count_attempt<B>(&self, provider: &str, outcome: &Result<http::Response<B>, Failure>) {
+        let outcome = match outcome {
+            Ok(answer) => answer.status().as_u16().to_string(),
+            Err(Failure::NotConfigured(_)) => "not_configured".to_owned(),
+            Err(Failure::Unreachable(_)) => "unreachable".to_owned(),
+            Err(Failure::Broken(_)) => "broken".to_owned(),
+            Err(Failure::TimedOut) => "timed_out".to_owned(),
+        };
+        self.upstream_attempts.with(vec![("provider", provider.to_owned()), ("outcome", outcome)]).inc();
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut page = String::new();
+        // Writing to a String does not fail.
+        let _ = text::encode(&mut page, &self.registry);
+        page
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+fn counters(registry: &mut Registry, name: &str, help: &str) -> Counters {
+    let constructor: fn() -> Counter = Counter::default;
+    Bounded::new(add(registry, name, help, Family::new_with_constructor(constructor)))
+}
+
+fn histograms(registry: &mut Registry, name: &str, help: &str, make: fn() -> Histogram) -> Histograms {
+    Bounded::new(add(registry, name, help, Family::new_with_constructor(make)))
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    Pretty,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Writes logs to standard error from a thread of its own. Lines are dropped, and counted, rather than block a request when the
+/// reader of standard error is stuck. `filter` is in the syntax of `tracing_subscriber::EnvFilter`.
+///
+/// The returned guard writes what is left when it is dropped.
+///
+/// # Errors
+/// A filter that does not parse.
+pub fn init_logs(
+    format: LogFormat,
+    filter: &str,
+) -> Result<tracing_appender::non_blocking::WorkerGuard, String> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| format!("log filter {filter:?}: {error}"))?;
+    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
+    let registry = tracing_subscriber::registry().with(filter);
+    let result = match format {
+        LogFormat::Pretty => {
+            registry.with(tracing_subscriber::fmt::layer().with_writer(writer).with_target(false)).try_init()
+        }
+        LogFormat::Json => {
+            let layer = tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(writer);
+            registry.with(layer.with_current_span(false).with_span_list(false)).try_init()
+        }
+    };
+    result.map_err(|error| format!("logs: {error}"))?;
+    Ok(guard)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_pinned_ones() {
+        let metrics = Metrics::new();
+        metrics.decisions.with(vec![("outcome", "admitted".into()), ("reason", "none".into())]).inc();
+        let page = metrics.render();
+        assert!(page.contains("tollgate_decisions_total{outcome=\"admitted\",reason=\"none\"} 1"), "{page}");
+        assert!(page.contains("tollgate_inflight 0"), "{page}");
+    }
+
+    #[test]
+    fn a_family_counts_the_surplus_under_other() {
+        let metrics = Metrics::new();
+        for tenant in 0..SERIES + 50 {
+            metrics.shadow_rejections.with(vec![("tenant", tenant.to_string())]).inc();
+        }
+        let page = metrics.render();
+        let series =
+            page.lines().filter(|line| line.starts_with("tollgate_shadow_rejections_total{")).count();
+        assert_eq!(series, SERIES + 1);
+        assert!(page.contains("tollgate_shadow_rejections_total{tenant=\"other\"} 50"), "{page}");
+    }
+}

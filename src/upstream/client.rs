@@ -1,0 +1,169 @@
+//! A provider, ready to be called.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderName, HeaderValue, Uri};
+use http_body_util::Full;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use crate::policy::{Provider, Timeouts};
+use crate::route::Dialect;
+
+/// Below what providers and load balancers keep an idle connection for, so that a request rarely meets one that is closing.
+const IDLE_CONNECTION: Duration = Duration::from_secs(30);
+
+/// Idle connections kept for each provider.
+const IDLE_CONNECTIONS: usize = 1024;
+
+pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// A provider of the policy.
+pub struct Upstream {
+    /// Its name in the policy.
+    pub name: String,
+    /// What it speaks.
+    pub dialect: Dialect,
+    /// Whether it may be asked to report usage in a stream.
+    pub include_usage: bool,
+    /// How long to wait for what.
+    pub timeouts: Timeouts,
+    /// Attempts for one request, the first among them.
+    pub max_attempts: u32,
+    settings: Provider,
+    origin: Result<Origin, String>,
+    credential: Result<Option<(HeaderName, HeaderValue)>, String>,
+    pub(super) client: HttpClient,
+}
+
+struct Origin {
+    scheme: Scheme,
+    authority: Authority,
+    prefix: String,
+}
+
+impl Upstream {
+    fn new(name: &str, provider: &Provider, client: Option<HttpClient>) -> Self {
+        let dialect = provider.dialect;
+        let credential = provider.api_key.as_ref().map(|reference| match reference.resolve() {
+            Ok(secret) => credential_header(dialect, secret.expose())
+                .map_err(|()| format!("the secret {reference} is not a header value")),
+            Err(problem) => Err(problem.to_string()),
+        });
+        Self {
+            name: name.to_owned(),
+            dialect,
+            include_usage: provider.include_usage,
+            timeouts: provider.timeouts,
+            max_attempts: provider.max_attempts.clamp(1, 3),
+            settings: provider.clone(),
+            origin: origin(&provider.base_url),
+            credential: credential.transpose(),
+            client: client.unwrap_or_else(|| make_client(&provider.timeouts)),
+        }
+    }
+
+    /// What keeps it from being called: a secret that this node lacks, say.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        let origin = self.origin.as_ref().err();
+        origin.or(self.credential.as_ref().err()).map(String::as_str)
+    }
+
+    /// The address of `path` at this provider.
+    pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, String> {
+        let origin = self.origin.as_ref().map_err(Clone::clone)?;
+        let path = format!("{}{path_and_query}", origin.prefix);
+        let path = PathAndQuery::from_maybe_shared(Bytes::from(path)).map_err(|error| error.to_string())?;
+        Uri::builder()
+            .scheme(origin.scheme.clone())
+            .authority(origin.authority.clone())
+            .path_and_query(path)
+            .build()
+            .map_err(|error| error.to_string())
+    }
+
+    pub(super) fn credential(&self) -> Result<Option<&(HeaderName, HeaderValue)>, String> {
+        self.credential.as_ref().map(Option::as_ref).map_err(Clone::clone)
+    }
+}
+
+/// The providers of one policy.
+pub struct Upstreams(BTreeMap<String, Arc<Upstream>>);
+
+impl Upstreams {
+    /// Reads every provider's secret. One that is unchanged since `before` keeps its connections.
+    #[must_use]
+    pub fn new(providers: &BTreeMap<String, Provider>, before: Option<&Self>) -> Self {
+        let make = |(name, provider): (&String, &Provider)| {
+            let client = before.and_then(|before| before.0.get(name)).filter(|old| old.settings == *provider);
+            let client = client.map(|old| old.client.clone());
+            (name.clone(), Arc::new(Upstream::new(name, provider, client)))
+        };
+        Self(providers.iter().map(make).collect())
+    }
+
+    /// A provider by name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Arc<Upstream>> {
+        self.0.get(name)
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        self.0.values()
+    }
+}
+
+fn credential_header(dialect: Dialect, secret: &str) -> Result<(HeaderName, HeaderValue), ()> {
+    let (name, value) = match dialect {
+        Dialect::OpenAi => (http::header::AUTHORIZATION, format!("Bearer {secret}")),
+        Dialect::Anthropic => (HeaderName::from_static("x-api-key"), secret.to_owned()),
+    };
+    let mut value = HeaderValue::try_from(value).map_err(|_| ())?;
+    value.set_sensitive(true);
+    Ok((name, value))
+}
+
+fn origin(base_url: &str) -> Result<Origin, String> {
+    let bad = |why: &str| format!("the base_url {base_url:?} {why}");
+    let parts = base_url.parse::<Uri>().map_err(|error| bad(&error.to_string()))?.into_parts();
+    let scheme = parts.scheme.ok_or_else(|| bad("has no scheme"))?;
+    if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
+        return Err(bad("is neither http nor https"));
+    }
+    let authority = parts.authority.ok_or_else(|| bad("has no host"))?;
+    let prefix =
+        parts.path_and_query.map_or(String::new(), |path| path.path().trim_end_matches('/').to_owned());
+    Ok(Origin { scheme, authority, prefix })
+}
+
+fn make_client(timeouts: &Timeouts) -> HttpClient {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(timeouts.connect));
+    tcp.set_keepalive(Some(Duration::from_secs(60)));
+    let connector = HttpsConnectorBuilder::new()
+        .with_webpki_roots()
+        .https_or_http()
+        .enable_http1()
+        .enable_http2()
+        .wrap_connector(tcp);
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE_CONNECTION)
+        .pool_max_idle_per_host(IDLE_CONNECTIONS)
+        // Only for a request that met a closing connection before a byte of it was written: the transport hands it back whole.
+        .retry_canceled_requests(true)
+        .http2_keep_alive_interval(Some(Duration::from_secs(20)))
+        .http2_keep_alive_timeout(Duration::from_secs(10))
+        .build(connector)
+}

@@ -1,0 +1,117 @@
+//! One logical request: up to three attempts, one answer.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+
+use super::{Upstream, retry};
+use crate::node::Guard;
+use crate::telemetry::Metrics;
+
+/// What goes to the provider.
+pub struct Outbound {
+    /// The method.
+    pub method: Method,
+    /// Path and query, below the provider's base.
+    pub path_and_query: String,
+    /// End-to-end headers: see [`super::hygiene::outbound`].
+    pub headers: HeaderMap,
+    /// The body. Kept, so that it can be sent again.
+    pub body: Bytes,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The node lacks something, such as the provider's secret. Nothing was sent.
+    NotConfigured(String),
+    /// No connection could be made. Nothing was sent.
+    Unreachable(String),
+    /// The connection broke before an answer began. The provider may bill.
+    Broken(String),
+    /// No answer began in time. The provider may bill.
+    TimedOut,
+}
+
+/// Sends `outbound` to `upstream`, and again after a failure that is the provider's own, as long as attempts are left and nothing of
+/// an answer has been passed on. The last answer is returned whatever its status.
+///
+/// `guard` is told of each attempt before it is made, so that a caller who vanishes meanwhile is charged for what may be billed.
+///
+/// # Errors
+/// No answer began: see [`Failure`].
+pub async fn send(
+    guard: &mut Guard,
+    metrics: &Metrics,
+    upstream: &Upstream,
+    outbound: &Outbound,
+) -> Result<Response<Incoming>, Failure> {
+    let mut attempt = 1;
+    loop {
+        let outcome = once(guard, upstream, outbound).await;
+        metrics.count_attempt(&upstream.name, &outcome);
+        let asked = match &outcome {
+            Ok(answer) if retry::worth_retrying(answer.status()) => {
+                retry::retry_after(answer.headers(), crate::clock::wall_now())
+            }
+            Err(Failure::Unreachable(_)) => None,
+            _ => return outcome,
+        };
+        let wait = retry::wait(attempt, asked, rand::random());
+        let Some(wait) = wait.filter(|_| attempt < upstream.max_attempts) else { return outcome };
+        // The failed answer's body is not read: its connection is given up rather than drained.
+        drop(outcome);
+        tokio::time::sleep(wait).await;
+        attempt += 1;
+    }
+}
+
+async fn once(
+    guard: &mut Guard,
+    upstream: &Upstream,
+    outbound: &Outbound,
+) -> Result<Response<Incoming>, Failure> {
+    let request = prepare(guard, upstream, outbound).map_err(Failure::NotConfigured)?;
+    guard.sending();
+    let answer = tokio::time::timeout(upstream.timeouts.first_byte, upstream.client.request(request)).await;
+    match answer {
+        Ok(Ok(answer)) => {
+            guard.answered(answer.status().as_u16());
+            Ok(answer)
+        }
+        Ok(Err(error)) if error.is_connect() => {
+            guard.not_sent();
+            Err(Failure::Unreachable(causes(&error)))
+        }
+        Ok(Err(error)) => Err(Failure::Broken(causes(&error))),
+        Err(_elapsed) => Err(Failure::TimedOut),
+    }
+}
+
+fn prepare(guard: &Guard, upstream: &Upstream, outbound: &Outbound) -> Result<Request<Full<Bytes>>, String> {
+    let mut request = Request::new(Full::new(outbound.body.clone()));
+    *request.method_mut() = outbound.method.clone();
+    *request.uri_mut() = upstream.uri(&outbound.path_and_query)?;
+    let headers = request.headers_mut();
+    *headers = outbound.headers.clone();
+    if let Some((name, value)) = upstream.credential()? {
+        headers.insert(name.clone(), value.clone());
+    }
+    if let Ok(id) = HeaderValue::try_from(guard.id().to_string()) {
+        headers.insert("x-tollgate-decision", id);
+    }
+    Ok(request)
+}
+
+/// An error with its causes, on one line.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        line.push_str(": ");
+        line.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    line
+}

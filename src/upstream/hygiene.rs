@@ -1,0 +1,159 @@
+//! Which headers cross, in which direction (RFC 9110 §7.6.1).
+//!
+//! A caller's end-to-end headers reach the provider, but for credentials, forwarding headers and anything that names a tenant. A
+//! provider's reach the caller, but for its limits, its cookies and its account: those are the operator's, not the tenant's.
+
+use http::header::{self, HeaderName};
+use http::{HeaderMap, HeaderValue};
+
+use crate::auth::CREDENTIAL_HEADERS;
+
+/// Meant for one connection, whatever `Connection` says.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// Not for a provider: framing that is made anew, who the caller is, and where it called from.
+const NOT_OUTBOUND: [HeaderName; 14] = [
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::EXPECT,
+    header::ACCEPT_ENCODING,
+    header::COOKIE,
+    header::FORWARDED,
+    header::ORIGIN,
+    header::REFERER,
+    HeaderName::from_static("openai-organization"),
+    HeaderName::from_static("openai-project"),
+    HeaderName::from_static("x-real-ip"),
+    HeaderName::from_static("x-tenant"),
+    HeaderName::from_static("x-tenant-id"),
+    HeaderName::from_static("true-client-ip"),
+];
+
+/// Not for a caller: framing that is made anew, and the operator's account.
+const NOT_INBOUND: [HeaderName; 7] = [
+    header::CONTENT_LENGTH,
+    header::SET_COOKIE,
+    HeaderName::from_static("openai-organization"),
+    HeaderName::from_static("openai-project"),
+    HeaderName::from_static("anthropic-organization-id"),
+    HeaderName::from_static("alt-svc"),
+    HeaderName::from_static("strict-transport-security"),
+];
+
+/// The caller's headers that go to the provider.
+#[must_use]
+pub fn outbound(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = keep(headers, |name| {
+        let text = name.as_str();
+        let ours = text.starts_with("x-tollgate-") || text.starts_with("x-forwarded-");
+        !ours && !NOT_OUTBOUND.contains(name) && !CREDENTIAL_HEADERS.contains(name)
+    });
+    // Usage is read from the answer, so it should come as it is; a provider that compresses anyway is decoded.
+    kept.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    kept
+}
+
+/// The provider's headers that go to the caller.
+#[must_use]
+pub fn inbound(headers: &HeaderMap) -> HeaderMap {
+    keep(headers, |name| {
+        let text = name.as_str();
+        let limits = text.starts_with("x-ratelimit-")
+            || text.starts_with("anthropic-ratelimit-")
+            || text.starts_with("ratelimit")
+            || text.starts_with("x-tollgate-");
+        !limits && !NOT_INBOUND.contains(name)
+    })
+}
+
+fn keep(headers: &HeaderMap, wanted: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let named = named_by_connection(headers);
+    let mut kept = HeaderMap::with_capacity(headers.len() + 8);
+    for (name, value) in headers {
+        if !HOP_BY_HOP.contains(name) && !named.contains(name) && wanted(name) {
+            kept.append(name.clone(), value.clone());
+        }
+    }
+    kept
+}
+
+/// What `Connection` names is hop-by-hop too.
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(header::CONNECTION);
+    let tokens = values.iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    tokens.filter_map(|token| token.trim().parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs {
+            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[test]
+    fn no_credential_and_no_claim_of_identity_reaches_a_provider() {
+        let sent = outbound(&map(&[
+            ("authorization", "Bearer tg-1"),
+            ("x-api-key", "tg-1"),
+            ("api-key", "tg-1"),
+            ("x-goog-api-key", "tg-1"),
+            ("x-tenant-id", "contoso"),
+            ("x-tollgate-tenant", "contoso"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("openai-organization", "org"),
+            ("cookie", "a=b"),
+            ("anthropic-version", "2026-10-21"),
+            ("x-sim", "tokens=3"),
+            ("x-stainless-retry-count", "1"),
+        ]));
+        let names: Vec<&str> = sent.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["anthropic-version", "x-sim", "x-stainless-retry-count", "accept-encoding"]);
+        assert_eq!(sent["accept-encoding"], "identity");
+    }
+
+    #[test]
+    fn what_connection_names_is_hop_by_hop_too() {
+        let sent = outbound(&map(&[
+            ("connection", "close, X-Secret"),
+            ("x-secret", "1"),
+            ("te", "trailers"),
+            ("x-kept", "1"),
+        ]));
+        assert!(sent.contains_key("x-kept"));
+        assert!(
+            !sent.contains_key("x-secret") && !sent.contains_key("te") && !sent.contains_key("connection")
+        );
+    }
+
+    #[test]
+    fn the_accounts_limits_and_cookies_do_not_reach_a_caller() {
+        let got = inbound(&map(&[
+            ("x-ratelimit-remaining-tokens", "5"),
+            ("anthropic-ratelimit-tokens-limit", "5"),
+            ("set-cookie", "cf=1"),
+            ("openai-organization", "org"),
+            ("transfer-encoding", "chunked"),
+            ("x-request-id", "req_1"),
+            ("retry-after", "2"),
+            ("content-type", "application/json"),
+        ]));
+        let names: Vec<&str> = got.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["x-request-id", "retry-after", "content-type"]);
+    }
+}
