@@ -22,6 +22,10 @@ use super::books::{Books, Outcome, Visit};
 /// How many rows of the books one piece of `GET /requests` carries.
 const ROWS_A_PIECE: usize = 512;
 
+/// The pause before a cut. A connection writes what it was handed once its body has it wait; cut at once, it would take the
+/// last chunks with it, billed and never seen.
+const CUT_PAUSE: Duration = Duration::from_millis(50);
+
 /// How a scripted body ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
@@ -120,6 +124,7 @@ pub struct Performance {
     visit: Option<Visit>,
     pace: Pace,
     gzip: Option<GzEncoder<Vec<u8>>>,
+    cut_timer: Option<Pin<Box<Sleep>>>,
     over: bool,
 }
 
@@ -166,13 +171,14 @@ impl Performance {
             visit: Some(visit),
             pace: Pace { gap, due: None, timer: None },
             gzip: gzip.then(|| GzEncoder::new(Vec::new(), Compression::fast())),
+            cut_timer: None,
             over: false,
         }
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         let Some(run) = self.script.runs.front_mut() else {
-            return Poll::Ready(self.finish());
+            return self.poll_end(context);
         };
         if run.content {
             ready!(self.pace.poll(context));
@@ -193,19 +199,28 @@ impl Performance {
         };
         if last && self.ending != Ending::Cut {
             // The connection need not ask again after the last chunk.
-            self.finish();
+            self.close();
         }
         Poll::Ready(Some(bytes))
     }
 
-    /// Writes the row. What it returns ends the body.
-    fn finish(&mut self) -> Option<io::Result<Bytes>> {
-        let first = !std::mem::replace(&mut self.over, true);
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if self.over || self.ending != Ending::Cut {
+            self.close();
+            return Poll::Ready(None);
+        }
+        let timer = self.cut_timer.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + CUT_PAUSE)));
+        ready!(timer.as_mut().poll(context));
+        self.close();
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "cut, as x-sim asked"))))
+    }
+
+    /// Writes the row.
+    fn close(&mut self) {
+        self.over = true;
         if let Some(visit) = self.visit.take() {
             visit.end(if self.ending == Ending::Whole { Outcome::Completed } else { Outcome::Failed });
         }
-        let cut = first && self.ending == Ending::Cut;
-        cut.then(|| Err(io::Error::new(io::ErrorKind::ConnectionAborted, "cut, as x-sim asked")))
     }
 }
 
@@ -297,14 +312,13 @@ mod tests {
         Answer::Scripted(Box::new(Performance::new(script, ending, gap, false, visit(books))))
     }
 
-    fn read(answer: &mut Answer) -> (String, bool) {
+    async fn read(answer: &mut Answer) -> (String, bool) {
         let mut text = String::new();
         loop {
-            match poll(answer) {
-                Poll::Ready(Some(Ok(bytes))) => text.push_str(std::str::from_utf8(&bytes).unwrap()),
-                Poll::Ready(Some(Err(_))) => return (text, true),
-                Poll::Ready(None) => return (text, false),
-                Poll::Pending => panic!("no gap was asked for"),
+            match http_body_util::BodyExt::frame(answer).await {
+                Some(Ok(frame)) => text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap()),
+                Some(Err(_)) => return (text, true),
+                None => return (text, false),
             }
         }
     }
@@ -337,7 +351,7 @@ mod tests {
         assert_eq!((stats.aborted, stats.input_tokens, stats.output_tokens), (1, 10, 3));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_cut_is_an_error_and_a_short_end_is_not() {
         for (ending, cut) in [(Ending::Cut, true), (Ending::Short, false)] {
             let books = books();
@@ -345,7 +359,7 @@ mod tests {
             assert!(script.truncate(2));
             assert_eq!((script.tokens(), script.contents()), (5, 2));
             let mut answer = answer(&books, script, ending, Duration::ZERO);
-            assert_eq!(read(&mut answer), ("head word word ".to_owned(), cut));
+            assert_eq!(read(&mut answer).await, ("head word word ".to_owned(), cut));
             let stats = books.stats();
             assert_eq!((stats.failed, stats.output_tokens), (1, 5), "{ending:?}");
         }
