@@ -4,6 +4,7 @@ pub mod admin;
 pub mod auth;
 pub mod cli;
 pub mod clock;
+pub mod config;
 pub mod estimate;
 pub mod gateway;
 pub mod limit;

@@ -142,6 +142,10 @@ impl Guard {
 
     fn count(&self, resolution: Resolution, receipt: Receipt) {
         self.node.metrics.inflight.dec();
+        if self.record.outcome == "shadowed" {
+            // It was never debited, so the books have nothing of it.
+            return;
+        }
         let counters = self.principal.counters(&self.node.metrics, self.endpoint);
         counters.refunded.inc_by(receipt.refunded);
         counters.overage.inc_by(receipt.overage);

@@ -231,6 +231,10 @@ impl Node {
                 self.metrics.tokens_unenforced.with(labels).inc_by(asking.estimate.total);
             }
             Verdict::Admitted => {
+                if self.snapshot.load().everyone.is_some() {
+                    let labels = vec![("reason", "invalid_policy".to_owned())];
+                    self.metrics.tokens_unenforced.with(labels).inc_by(asking.estimate.total);
+                }
                 principal.counters(&self.metrics, asking.endpoint).reserved.inc_by(asking.estimate.total);
             }
         }

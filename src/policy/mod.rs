@@ -20,6 +20,7 @@ mod cursor;
 mod document;
 mod effective;
 mod problem;
+mod salvage;
 mod secret;
 pub mod summary;
 mod tree;
@@ -31,6 +32,7 @@ mod validate;
 mod tests;
 
 pub use problem::{Problem, Problems};
+pub use salvage::salvage;
 pub use secret::{Secret, SecretProblem, SecretReference};
 pub use tree::MAX_BYTES;
 pub use types::*;

@@ -261,7 +261,7 @@ fn count(
 ) -> Result<Counted, Rejection> {
     let ask = Ask::read(endpoint, body, &Bounds::default()).map_err(Rejection::bad_ask)?;
     let Some((model, name, upstream)) = snapshot.model(&ask.model) else {
-        return Err(Rejection::unknown_model(&ask.model));
+        return count_without_policy(snapshot, endpoint, ask);
     };
     if snapshot.tenant_of(principal).is_some_and(|tenant| !tenant.allows_model(&model.name)) {
         return Err(Rejection::model_not_allowed(&ask.model, "is not among those that this tenant may use"));
@@ -293,6 +293,20 @@ fn count(
         upstream_model: model.upstream_model.clone(),
         upstream: upstream.clone(),
         estimate,
+        ask,
+    })
+}
+
+/// A model that the policy does not have: refused, unless the limits are off.
+fn count_without_policy(snapshot: &Snapshot, endpoint: Endpoint, ask: Ask) -> Result<Counted, Rejection> {
+    let Some(upstream) = snapshot.any_upstream(endpoint.dialect(false)) else {
+        return Err(Rejection::unknown_model(&ask.model));
+    };
+    Ok(Counted {
+        model: ask.model.as_str().into(),
+        upstream_model: ask.model.clone(),
+        upstream: upstream.clone(),
+        estimate: Amount::default(),
         ask,
     })
 }
