@@ -23,6 +23,9 @@ pub struct Args {
     pub json: bool,
 }
 
+/// How many tenants that differ from their tier are told in the text; more than a screen.
+const MAX_EXCEPTIONS: usize = 50;
+
 /// Runs the command.
 pub fn run(args: Args) -> ExitCode {
     let name = args.file.display().to_string();
@@ -99,7 +102,7 @@ fn tables_of(summary: &Summary, name: &str) -> String {
     }
     if !summary.exceptions.is_empty() {
         text.push_str("\nTenants that differ from their tier\n");
-        for exception in &summary.exceptions {
+        for exception in summary.exceptions.iter().take(MAX_EXCEPTIONS) {
             let _ = writeln!(
                 text,
                 "  {} ({}; largest request {}): {}",
@@ -108,6 +111,9 @@ fn tables_of(summary: &Summary, name: &str) -> String {
                 shown(exception.largest_request),
                 exception.differences.join("; ")
             );
+        }
+        if let Some(more @ 1..) = summary.exceptions.len().checked_sub(MAX_EXCEPTIONS) {
+            let _ = writeln!(text, "  and {more} more, all of them with --json");
         }
     }
     if !summary.warnings.is_empty() {
