@@ -172,7 +172,8 @@ async fn openai_is_refused_once_what_can_never_fit() {
     let Some(stage) = Stage::open(SLOW).await else { return };
     let played = stage.play(Sdk::OpenAi, "too_large").await;
     assert_never_fits(&played);
-    assert_eq!(played.report["code"], "request_too_large_for_limit");
+    assert_eq!(played.report["code"], "rate_limit_exceeded");
+    assert_eq!(played.report["type"], "tokens");
     assert_nothing_was_sent(&stage).await;
 }
 
@@ -181,7 +182,9 @@ async fn anthropic_is_refused_once_what_can_never_fit() {
     let Some(stage) = Stage::open(SLOW).await else { return };
     let played = stage.play(Sdk::Anthropic, "too_large").await;
     assert_never_fits(&played);
-    assert_eq!(played.report["body"]["type"], "error");
+    let error = &played.report["body"]["error"];
+    assert_eq!(error["type"], "rate_limit_error");
+    assert_eq!(error["details"]["error_code"], "request_too_large_for_limit");
     assert_nothing_was_sent(&stage).await;
 }
 
@@ -200,7 +203,9 @@ async fn anthropic_is_refused_once_when_the_wait_is_long() {
     let Some(stage) = Stage::open(SLOW).await else { return };
     let played = stage.play(Sdk::Anthropic, "spent").await;
     assert_long_wait(&played);
-    assert_eq!(played.report["then"]["body"]["error"]["type"], "rate_limit_error");
+    let error = &played.report["then"]["body"]["error"];
+    assert_eq!(error["type"], "rate_limit_error");
+    assert_eq!(error["details"]["error_code"], "tenant_rate_limit_exceeded");
     assert_eq!(stage.provider.stat("requests").await, 1);
 }
 

@@ -131,7 +131,7 @@ const RULES: &[Rule] = &[
         bad: &[
             ("src/node/mod.rs", "let now = Instant::now();"),
             ("src/node/mod.rs", "let now = std::time::SystemTime :: now();"),
-            ("src/policy/mod.rs", "let today = jiff::Zoned::now();"),
+            ("src/policy/mod.rs", "let today = jiff::ZonedDateTime::now();"),
             ("src/node/mod.rs", "fn f() {}\n#[cfg(test)]\nmod tests { fn g() { Instant::now(); } }"),
         ],
         good: &[
@@ -418,7 +418,7 @@ fn one_reader_of_os_time(source: &Source) -> Vec<Finding> {
     }
     let (squeezed, lines) = squeeze(&source.code);
     let mut findings = Vec::new();
-    for call in ["Instant::now", "SystemTime::now", "Timestamp::now", "Zoned::now"] {
+    for call in ["Instant::now", "SystemTime::now", "Timestamp::now", "ZonedDateTime::now"] {
         for (at, _) in squeezed.match_indices(call) {
             findings.push(Finding::new(lines[at], &format!("`{call}`: take `now` as an argument")));
         }
