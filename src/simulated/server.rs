@@ -1,6 +1,5 @@
 //! Connections: HTTP/1.1 and HTTP/2 with prior knowledge on one port, told apart by the first bytes.
 
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,10 +53,7 @@ async fn serve(
     shop: Arc<Shop>,
     closing: CancellationToken,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    stream.set_nodelay(true).or_else(|error| {
-        // A peer that is already gone is found out by the first read.
-        if error.kind() == io::ErrorKind::InvalidInput { Ok(()) } else { Err(error) }
-    })?;
+    stream.set_nodelay(true)?;
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new());
     builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_STREAMS);
