@@ -1,4 +1,4 @@
-//! Reading other people's JSON: strictly what is paid for, leniently the rest, and without allocating for the usual.
+//! Reading other people's JSON: strictly what is paid for, leniently the rest.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -64,50 +64,6 @@ impl<'de> Visitor<'de> for TextVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Text<'de>, A::Error> {
         while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(Text::default())
-    }
-}
-
-/// An array that usually has one item; more than one costs an allocation.
-#[derive(Debug)]
-pub(super) struct Few<T> {
-    first: Option<T>,
-    rest: Vec<T>,
-}
-
-impl<T> Few<T> {
-    pub fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.first.iter().chain(&self.rest)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(FewVisitor(PhantomData))
-    }
-}
-
-struct FewVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for FewVisitor<T> {
-    type Value = Few<T>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("an array")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Few<T>, A::Error> {
-        let first = items.next_element()?;
-        let mut rest = Vec::new();
-        if first.is_some() {
-            while let Some(item) = items.next_element()? {
-                rest.push(item);
-            }
-        }
-        Ok(Few { first, rest })
     }
 }
 

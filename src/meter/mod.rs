@@ -20,6 +20,7 @@ mod anthropic;
 pub mod frames;
 mod lenient;
 mod openai;
+mod progress;
 pub mod sse;
 pub mod stream;
 mod tally;

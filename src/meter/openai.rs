@@ -3,23 +3,32 @@
 //! Sources: <https://platform.openai.com/docs/api-reference/chat/streaming> (chunks),
 //! <https://platform.openai.com/docs/api-reference/chat/object> (usage).
 
+use std::fmt;
+
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::lenient::{Few, Object, Text};
+use super::lenient::{Object, Text};
+use super::progress::Progress;
+use super::tally::Tally;
 use super::usage::{Tokens, Usage};
 
-/// A chunk of a streamed chat completion.
-#[derive(Deserialize)]
+/// What a chunk of a streamed chat completion says, beside the progress that it makes.
+#[derive(Debug, Default)]
 pub(super) struct Chunk<'a> {
-    #[serde(borrow, default)]
-    pub choices: Option<Few<Choice<'a>>>,
     /// Kept raw: a report that cannot be read must not hide the choices beside it.
-    #[serde(borrow, default)]
     pub usage: Option<&'a RawValue>,
-    #[serde(default)]
-    pub error: Option<IgnoredAny>,
+    pub has_error: bool,
+    choices: Choices,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Choices {
+    #[default]
+    Missing,
+    Empty,
+    Some,
 }
 
 impl Chunk<'_> {
@@ -27,61 +36,252 @@ impl Chunk<'_> {
     /// beside a choice is the provider's own doing, and so is a null usage, which `include_usage` adds to every other
     /// chunk: a client that meets one ignores it, while it would fail on `choices[0]` of an empty array.
     pub fn is_usage_only(&self) -> bool {
-        self.usage.is_some() && self.choices.as_ref().is_some_and(Few::is_empty)
+        self.usage.is_some() && self.choices == Choices::Empty
     }
 }
 
-#[derive(Deserialize)]
-pub(super) struct Choice<'a> {
-    /// Some servers leave it out when there is only one choice.
-    #[serde(default)]
-    pub index: Option<u32>,
-    #[serde(borrow, default)]
-    pub delta: Option<Delta<'a>>,
-    /// Empty until the choice has ended: some servers write `""` for null.
-    #[serde(borrow, default)]
-    pub finish_reason: Text<'a>,
+/// Reads a chunk and adds what it holds to `progress`.
+///
+/// The parts of a chunk are taken note of where they stand: building them first would cost as much again as reading
+/// them, for each token of every stream.
+pub(super) fn read_chunk<'a>(json: &'a str, progress: &mut Progress) -> serde_json::Result<Chunk<'a>> {
+    let mut reader = serde_json::Deserializer::from_str(json);
+    let chunk = reader.deserialize_map(ChunkVisitor(progress))?;
+    reader.end()?;
+    Ok(chunk)
 }
 
+struct ChunkVisitor<'p>(&'p mut Progress);
+
 #[derive(Deserialize)]
-pub(super) struct Delta<'a> {
-    #[serde(borrow, default)]
-    content: Text<'a>,
-    #[serde(borrow, default)]
-    refusal: Text<'a>,
+#[serde(field_identifier, rename_all = "snake_case")]
+enum ChunkKey {
+    Choices,
+    Usage,
+    Error,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> Visitor<'de> for ChunkVisitor<'_> {
+    type Value = Chunk<'de>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a chunk of a chat completion")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Chunk<'de>, A::Error> {
+        let mut chunk = Chunk::default();
+        while let Some(key) = members.next_key()? {
+            match key {
+                ChunkKey::Choices => chunk.choices = members.next_value_seed(ChoicesReader(self.0))?,
+                ChunkKey::Usage if chunk.usage.is_some() => return Err(A::Error::duplicate_field("usage")),
+                ChunkKey::Usage => chunk.usage = members.next_value()?,
+                ChunkKey::Error => chunk.has_error |= members.next_value::<Option<IgnoredAny>>()?.is_some(),
+                ChunkKey::Other => _ = members.next_value::<IgnoredAny>()?,
+            }
+        }
+        Ok(chunk)
+    }
+}
+
+struct ChoicesReader<'p>(&'p mut Progress);
+
+impl<'de> DeserializeSeed<'de> for ChoicesReader<'_> {
+    type Value = Choices;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Choices, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ChoicesReader<'_> {
+    type Value = Choices;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an array of choices")
+    }
+
+    fn visit_unit<E>(self) -> Result<Choices, E> {
+        Ok(Choices::Missing)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Choices, A::Error> {
+        let mut choices = Choices::Empty;
+        while items.next_element_seed(ChoiceReader(self.0))?.is_some() {
+            choices = Choices::Some;
+        }
+        Ok(choices)
+    }
+}
+
+struct ChoiceReader<'p>(&'p mut Progress);
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum ChoiceKey {
+    Index,
+    Delta,
+    FinishReason,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for ChoiceReader<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ChoiceReader<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a choice")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        let mut index: Option<u32> = None;
+        let mut has_finished = false;
+        while let Some(key) = members.next_key()? {
+            match key {
+                ChoiceKey::Index => index = members.next_value()?,
+                ChoiceKey::Delta => {
+                    members.next_value_seed(TextReader { place: Place::Delta, tally: &mut self.0.tally })?;
+                }
+                // Some servers write "" for null.
+                ChoiceKey::FinishReason => has_finished = !members.next_value::<Text<'_>>()?.0.is_empty(),
+                ChoiceKey::Other => _ = members.next_value::<IgnoredAny>()?,
+            }
+        }
+        if has_finished {
+            // Some servers leave the index out when there is only one choice.
+            self.0.finish_choice(index.unwrap_or(0));
+        }
+        Ok(())
+    }
+}
+
+/// Counts every text in a delta that the provider generated, and tells whether there was any. What is not of the
+/// expected kind holds no text.
+struct TextReader<'t> {
+    place: Place,
+    tally: &'t mut Tally,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Delta,
+    ToolCalls,
+    ToolCall,
+    Function,
+    Text,
+    Elsewhere,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum DeltaKey {
+    Content,
+    Refusal,
     /// DeepSeek's and vLLM's name for visible reasoning.
-    #[serde(borrow, default)]
-    reasoning_content: Text<'a>,
-    /// OpenRouter's name for the same; who sends both sends the same text twice.
-    #[serde(borrow, default)]
-    reasoning: Text<'a>,
-    #[serde(borrow, default)]
-    tool_calls: Option<Few<ToolCall<'a>>>,
-    #[serde(borrow, default)]
-    function_call: Option<Function<'a>>,
+    ReasoningContent,
+    /// OpenRouter's name for the same.
+    Reasoning,
+    ToolCalls,
+    Function,
+    FunctionCall,
+    Arguments,
+    #[serde(other)]
+    Other,
 }
 
-impl Delta<'_> {
-    /// Every text in it that the provider generated.
-    pub fn texts(&self) -> impl Iterator<Item = &str> {
-        let reasoning =
-            if self.reasoning_content.0.is_empty() { &self.reasoning } else { &self.reasoning_content };
-        let tools = self.tool_calls.iter().flat_map(Few::iter).filter_map(|call| call.function.as_ref());
-        let arguments = tools.chain(&self.function_call).map(|function| &function.arguments);
-        [reasoning, &self.content, &self.refusal].into_iter().chain(arguments).map(|text| text.0.as_ref())
+impl Place {
+    fn member(self, key: DeltaKey) -> Self {
+        use DeltaKey as Key;
+        match (self, key) {
+            (Self::Delta, Key::Content | Key::Refusal | Key::ReasoningContent | Key::Reasoning)
+            | (Self::Function, Key::Arguments) => Self::Text,
+            (Self::Delta, Key::ToolCalls) => Self::ToolCalls,
+            (Self::Delta, Key::FunctionCall) | (Self::ToolCall, Key::Function) => Self::Function,
+            _ => Self::Elsewhere,
+        }
+    }
+
+    fn item(self) -> Self {
+        if self == Self::ToolCalls { Self::ToolCall } else { Self::Elsewhere }
     }
 }
 
-#[derive(Deserialize)]
-struct ToolCall<'a> {
-    #[serde(borrow, default)]
-    function: Option<Function<'a>>,
+impl<'de> DeserializeSeed<'de> for TextReader<'_> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        match self.place {
+            Place::Elsewhere => IgnoredAny::deserialize(deserializer).map(|_| false),
+            _ => deserializer.deserialize_any(self),
+        }
+    }
 }
 
-#[derive(Deserialize)]
-struct Function<'a> {
-    #[serde(borrow, default)]
-    arguments: Text<'a>,
+impl<'de> Visitor<'de> for TextReader<'_> {
+    type Value = bool;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("any value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<bool, E> {
+        if self.place == Place::Text {
+            self.tally.add(text);
+        }
+        Ok(!text.is_empty())
+    }
+
+    fn visit_unit<E>(self) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<bool, A::Error> {
+        let mut any = false;
+        let place = self.place.item();
+        while let Some(found) = items.next_element_seed(TextReader { place, tally: &mut *self.tally })? {
+            any |= found;
+        }
+        Ok(any)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<bool, A::Error> {
+        let mut any = false;
+        let mut reasoning = false;
+        while let Some(key) = members.next_key()? {
+            let is_reasoning = matches!(key, DeltaKey::ReasoningContent | DeltaKey::Reasoning);
+            // Who sends reasoning under both names sends the same text twice.
+            let place = if is_reasoning && reasoning { Place::Elsewhere } else { self.place.member(key) };
+            let found = members.next_value_seed(TextReader { place, tally: &mut *self.tally })?;
+            reasoning |= is_reasoning && found;
+            any |= found;
+        }
+        Ok(any)
+    }
 }
 
 /// The `usage` object of chats and embeddings.

@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use serde_json::value::RawValue;
 
 use super::lenient::Object;
+use super::progress::Progress;
 use super::sse::{self, Splitter};
 use super::tally::Tally;
 use super::usage::{Metered, Usage};
@@ -23,10 +24,6 @@ pub type CountTokens = Arc<dyn Fn(&str) -> u64 + Send + Sync>;
 /// The largest event, in bytes, that is held back until it is known not to be the usage chunk. That chunk is half a
 /// kilobyte; an event beyond this is something else, and is let through.
 pub const MAX_HELD: usize = 64 * 1024;
-
-/// The most choices that a request can ask for (<https://platform.openai.com/docs/api-reference/chat/create>): one bit
-/// each is kept.
-const MAX_CHOICES: u32 = u128::BITS;
 
 /// What a meter has to know of the request.
 #[derive(Clone)]
@@ -76,9 +73,7 @@ impl StreamMeter {
             splitter: Splitter::default(),
             reading: Reading {
                 reported: Reported::nothing(dialect),
-                tally: Tally::new(count),
-                expected_choices: expected_choices.max(1),
-                finished: 0,
+                progress: Progress::new(expected_choices, Tally::new(count)),
                 end_marker_seen: false,
                 error_seen: false,
                 missed_something: false,
@@ -146,7 +141,7 @@ impl StreamMeter {
 
     /// How many of the choices that were asked for have finished.
     pub fn finished_choices(&self) -> u32 {
-        self.reading.finished.count_ones()
+        self.reading.progress.finished_choices()
     }
 
     /// What the stream used.
@@ -239,10 +234,7 @@ impl<'a> Relay<'a> {
 #[derive(Debug)]
 struct Reading {
     reported: Reported,
-    tally: Tally,
-    expected_choices: u32,
-    /// A bit for each choice that has finished.
-    finished: u128,
+    progress: Progress,
     end_marker_seen: bool,
     error_seen: bool,
     /// Whether an event or a report of usage could not be read.
@@ -306,13 +298,18 @@ impl Reading {
         if data.is_empty() {
             return Seen::AnythingElse;
         }
+        // Checked once here, rather than string by string.
+        let Ok(json) = std::str::from_utf8(data) else {
+            self.missed_something = true;
+            return Seen::AnythingElse;
+        };
         match self.reported {
-            Reported::OpenAi(_) if data == b"[DONE]" => self.end_marker_seen = true,
-            Reported::OpenAi(_) => match serde_json::from_slice(data) {
-                Ok(Object(chunk)) => return self.read_openai(&chunk),
+            Reported::OpenAi(_) if json == "[DONE]" => self.end_marker_seen = true,
+            Reported::OpenAi(_) => match openai::read_chunk(json, &mut self.progress) {
+                Ok(chunk) => return self.read_openai(&chunk),
                 Err(_) => self.missed_something = true,
             },
-            Reported::Anthropic { .. } => match serde_json::from_slice(data) {
+            Reported::Anthropic { .. } => match serde_json::from_str(json) {
                 Ok(Object(event)) => self.read_anthropic(&event),
                 Err(_) => self.missed_something = true,
             },
@@ -321,15 +318,7 @@ impl Reading {
     }
 
     fn read_openai(&mut self, chunk: &openai::Chunk<'_>) -> Seen {
-        self.error_seen |= chunk.error.is_some();
-        for choice in chunk.choices.iter().flat_map(|choices| choices.iter()) {
-            for text in choice.delta.iter().flat_map(openai::Delta::texts) {
-                self.tally.add(text);
-            }
-            if !choice.finish_reason.0.is_empty() {
-                self.finish_choice(choice.index.unwrap_or(0));
-            }
-        }
+        self.error_seen |= chunk.has_error;
         if let Some(raw) = chunk.usage {
             match parse_usage(raw, |Object(report): Object<openai::UsageReport>| report.of_completion()) {
                 // Servers that report from the first chunk on may begin with zeros.
@@ -344,10 +333,10 @@ impl Reading {
     fn read_anthropic(&mut self, event: &anthropic::Event<'_>) {
         self.error_seen |= event.error.is_some();
         for text in event.delta.iter().flat_map(anthropic::Delta::texts) {
-            self.tally.add(text);
+            self.progress.tally.add(text);
         }
         if event.delta.as_ref().is_some_and(|delta| !delta.stop_reason.0.is_empty()) {
-            self.finish_choice(0);
+            self.progress.finish_choice(0);
         }
         if event.kind.0 == "message_stop" {
             self.end_marker_seen = true;
@@ -365,18 +354,11 @@ impl Reading {
         }
     }
 
-    fn finish_choice(&mut self, index: u32) {
-        if index < self.expected_choices.min(MAX_CHOICES) {
-            self.finished |= 1 << index;
-        }
-    }
-
     fn finish(self, end: StreamEnd) -> Metered {
         let ended = self.end_marker_seen || end == StreamEnd::Clean;
         let reported = self.reported.so_far();
-        let all_finished = self.finished.count_ones() == self.expected_choices;
         let nothing_missing = !self.error_seen && !self.missed_something && self.reported.is_last_word();
-        if ended && all_finished && nothing_missing {
+        if ended && self.progress.all_finished() && nothing_missing {
             return Metered::exact(reported);
         }
         // An answer that ended without a word on its usage is the provider's habit or a fault, and not the caller's
@@ -384,7 +366,7 @@ impl Reading {
         if ended && reported.total() == 0 {
             return Metered::Unknown;
         }
-        Metered::at_least(Usage { output: reported.output.max(self.tally.total()), ..reported })
+        Metered::at_least(Usage { output: reported.output.max(self.progress.tally.total()), ..reported })
     }
 }
 
