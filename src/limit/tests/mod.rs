@@ -27,6 +27,8 @@ use std::sync::Arc;
 
 use super::*;
 
+mod laws;
+mod model;
 mod transcripts;
 
 /// A rate that refills `per_minute` and holds `burst`, on total tokens.

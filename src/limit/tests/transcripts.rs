@@ -146,9 +146,11 @@ fn one_model_rule_applies() {
 
 #[test]
 fn of_two_sets_for_one_scope_the_first_is_in_force() {
-    let mut story = Story::of(&[tenant(&[tokens(60, 10)]), tenant(&[tokens(60, 1_000)])]);
+    let twice = [tenant(&[tokens(60, 10)]), tenant(&[tokens(60, 1_000)])];
+    let mut story = Story::of(&twice);
     assert!(matches!(story.refuse(11), Denial::Never { capacity: 10, .. }));
-    assert_eq!(story.level(), 10);
+    story.edit_acme(&[twice[0].clone(), twice[1].clone(), key("batch", &[])]);
+    assert!(matches!(story.refuse(11), Denial::Never { capacity: 10, .. }));
 }
 
 // Slots in flight.
@@ -232,8 +234,8 @@ fn a_late_settle_after_an_edit_finds_the_bucket_that_it_debited() {
     story.settle(other, 1);
     story.edit_acme(&[tenant(&[tokens(1, 1_000)]), key("batch", &[tokens(1, 5)])]);
     assert_eq!(story.level_of(&Scope::Key("batch".into())), 5);
-    assert_eq!(story.settle(id, 100), Resolved::Late { refunded: 500, overage: 0 });
-    assert_eq!(story.level(), 400 + 15 - 1 + 500);
+    assert_eq!(story.settle(id, 700), Resolved::Late { refunded: 0, overage: 100 });
+    assert_eq!(story.level(), 400 + 15 - 1 - 100);
     assert_eq!(story.level_of(&Scope::Key("batch".into())), 5);
 }
 
