@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_budget_that_nobody_keeps_is_said() {
-        let text = "version: 1\nproviders: { p: { dialect: openai, base_url: 'http://127.0.0.1:1' } }\n\
+        let text = "version: 1\nproviders: { p: { dialect: openai, base_url: 'http://127.0.0.1:1' } }\npools: {}\nmodels: {}\n\
                     tiers: { t: { tokens_per_minute: 10, budget: { period: monthly, tokens: 100 } } }\n\
                     tenants: [ { id: acme, tier: t } ]\n";
         let policy = crate::policy::parse(text, "t").unwrap();
