@@ -107,7 +107,7 @@ async fn whole(
         Ok(Err(_)) => Err("broke off or is too large"),
         Err(_elapsed) => Err("did not end in time"),
     };
-    let Exchange { guard, dialect, upstream, has_usage, edge, .. } = exchange;
+    let Exchange { guard, dialect, upstream, has_usage, edge, choices, .. } = exchange;
     let bytes = match bytes {
         Ok(bytes) => bytes,
         Err(why) => {
@@ -121,7 +121,7 @@ async fn whole(
         guard.settle(Amount::default(), "nothing_billed");
     } else {
         match usage_of_body(dialect, &bytes) {
-            Metered::Exact(usage) => guard.settle(amount(usage, dialect), "usage"),
+            Metered::Exact(usage) => guard.settle_complete(amount(usage, dialect), choices),
             Metered::AtLeast(_) | Metered::Unknown => {
                 edge.node.metrics.usage_unknown.with(vec![("provider", upstream.name.clone())]).inc();
                 guard.close("no_usage")
@@ -158,6 +158,7 @@ pub struct MeteredStream {
 struct Live {
     guard: Guard,
     meter: StreamMeter,
+    choices: u32,
     on_disconnect: Option<OnDisconnect>,
     edge: Arc<Edge>,
     provider: Arc<Upstream>,
@@ -187,7 +188,7 @@ impl MeteredStream {
         let idle_timeout = upstream.timeouts.idle;
         let deadline = now + total_timeout;
         Self {
-            live: Some(Live { guard, meter, on_disconnect, edge, provider: upstream }),
+            live: Some(Live { guard, meter, choices, on_disconnect, edge, provider: upstream }),
             inner,
             decoder,
             dialect,
@@ -289,10 +290,10 @@ impl MeteredStream {
 impl Live {
     /// The provider's side is over.
     fn finish(self, end: StreamEnd) -> Receipt {
-        let Self { guard, meter, edge, provider, .. } = self;
+        let Self { guard, meter, choices, edge, provider, .. } = self;
         let failed = meter.error_seen();
         match meter.finish(end) {
-            Metered::Exact(usage) => guard.settle(amount(usage, provider.dialect), "usage"),
+            Metered::Exact(usage) => guard.settle_complete(amount(usage, provider.dialect), choices),
             _ if failed => guard.close("provider_failed"),
             Metered::AtLeast(_) => guard.close("incomplete"),
             Metered::Unknown => {
