@@ -4,7 +4,7 @@
 //! It is pure: no file, clock, environment or network. Secrets are references ([`SecretReference`]) until a node resolves them.
 //!
 //! In reading order: `types` (what comes out), `effective` (what it means for one tenant), `tree` (YAML → positions), `cursor`
-//! (reading a tree), `document` (the fields), `validate` (how they fit together), `arithmetic` (what
+//! (reading a tree), `document` (the mappings), `scalar` (single values), `validate` (how they fit together), `arithmetic` (what
 //! the sums come to), [`summary`] (what people read).
 //!
 //! Laws
@@ -22,6 +22,7 @@ mod effective;
 mod pending;
 mod problem;
 mod salvage;
+mod scalar;
 mod secret;
 pub mod summary;
 mod tree;

@@ -184,7 +184,7 @@ impl MeteredStream {
             drop_usage_chunk: drop_usage && upstream.include_usage,
             count: Arc::new(move |text| count_text(text, encoding)),
         });
-        let now = Instant::now();
+        let now = crate::clock::timer_now();
         let idle_timeout = upstream.timeouts.idle;
         let deadline = now + total_timeout;
         Self {
@@ -216,7 +216,7 @@ impl MeteredStream {
                     Some(why) => return Poll::Ready(self.broken("upstream_timeout", why)),
                 },
             };
-            self.last_chunk = Instant::now();
+            self.last_chunk = crate::clock::timer_now();
             let data = match frame {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => data,
@@ -273,7 +273,7 @@ impl MeteredStream {
 
     fn check_time(&mut self, context: &mut Context<'_>) -> Option<&'static str> {
         while self.timer.as_mut().poll(context).is_ready() {
-            let now = Instant::now();
+            let now = crate::clock::timer_now();
             if now >= self.deadline {
                 return Some("The answer took longer than this gateway allows.");
             }
