@@ -34,8 +34,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            // Longer than the longest exchange that the edge allows, so that it only fires for a gateway that died or lost one.
-            reservation_deadline: Span::from_secs(15 * 60),
+            // Longer than the longest exchange that a policy may allow, so that it only fires for a gateway that died or lost one.
+            reservation_deadline: Span::from_secs(65 * 60),
             // Longer than a requester retries one id.
             remember: Span::from_secs(5),
             late_settle: Span::from_secs(10 * 60),
