@@ -19,6 +19,7 @@ mod arithmetic;
 mod cursor;
 mod document;
 mod effective;
+mod pending;
 mod problem;
 mod salvage;
 mod scalar;
@@ -32,6 +33,7 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
+pub use pending::not_yet_enforced;
 pub use problem::{Problem, Problems};
 pub use salvage::salvage;
 pub use secret::{Secret, SecretProblem, SecretReference};
