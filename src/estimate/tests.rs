@@ -191,19 +191,6 @@ fn what_writes_nothing_reserves_no_output() {
     assert_eq!(Estimate { input: u64::MAX, output: 1 }.total(), u64::MAX);
 }
 
-#[test]
-fn long_is_much_text_or_many_pieces() {
-    let of_text = |bytes: usize| {
-        is_long(&ask(Endpoint::Embeddings, &json!({"model": "m", "input": "a".repeat(bytes)})))
-    };
-    assert!(!of_text(16_000));
-    assert!(of_text(16_385));
-    let pieces =
-        |count: usize| is_long(&ask(Endpoint::Embeddings, &json!({"model": "m", "input": vec!["a"; count]})));
-    assert!(!pieces(900));
-    assert!(pieces(1_000));
-}
-
 proptest! {
     #[test]
     fn more_text_never_costs_less(

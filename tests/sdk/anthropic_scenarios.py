@@ -32,6 +32,7 @@ def create(sim=None, **more):
 def whole(message):
     return {
         "id": message.id,
+        "request_id": getattr(message, "_request_id", None),
         "object": message.type,
         "model": message.model,
         "finish": message.stop_reason,
