@@ -218,10 +218,11 @@ impl TenantRules {
         for (matches, index) in &self.models {
             match matches {
                 ModelMatch::Exact(name) if &**name == model => return Some(*index),
-                ModelMatch::Prefix(prefix) if model.starts_with(&**prefix) => {
-                    if longest.is_none_or(|(length, _)| prefix.len() > length) {
-                        longest = Some((prefix.len(), *index));
-                    }
+                ModelMatch::Prefix(prefix)
+                    if model.starts_with(&**prefix)
+                        && longest.is_none_or(|(length, _)| prefix.len() > length) =>
+                {
+                    longest = Some((prefix.len(), *index));
                 }
                 _ => {}
             }
