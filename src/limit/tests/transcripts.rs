@@ -418,9 +418,9 @@ fn an_edit_counts_from_its_instant_however_late_the_tenant_follows() {
     let id = story.admit(100);
     story.settle(id, 1_100);
     assert_eq!(story.level(), -1_000);
-    // Tightened to 60 a minute, and nothing touches the tenant until 10 s later.
-    story.edit_acme(&[tenant(&[tokens(60, 100)])]);
-    assert_eq!(story.at(10).level(), -990);
+    // Tightened to 60 a minute at 2 s, and nothing touches the tenant until 8 s later.
+    story.at(2).edit_acme(&[tenant(&[tokens(60, 100)])]);
+    assert_eq!(story.at(10).level(), -1_000 + 200 + 8);
     let id = ReservationId(99);
     story.at(1_100).ask(id, "acme", "k", "m", 10);
     // An edit of somebody else is none of this tenant's.
