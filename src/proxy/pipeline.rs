@@ -19,7 +19,7 @@ use super::own;
 use super::reject::Rejection;
 use crate::auth::Credential;
 use crate::estimate::{self, Encoding, OutputRule};
-use crate::limit::{Amount, IdempotencyDigest, Levels, Name, ReservationId};
+use crate::limit::{Amount, IdempotencyDigest, Name, ReservationId};
 use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
 use crate::policy::{Model, OutputEstimate, Tokenizer};
 use crate::route::{Ask, Bounds, Dialect, Endpoint, Missing};
@@ -156,8 +156,8 @@ impl Edge {
             Err(failure) => {
                 tracing::warn!(provider = upstream.name, id = %id, ?failure, "no answer from the provider");
                 let levels = *guard.levels();
-                guard.give_up("no_answer");
-                let mut rejection = Rejection::upstream(&upstream.name, &failure);
+                let receipt = guard.give_up("no_answer");
+                let mut rejection = Rejection::upstream(&upstream.name, &failure, receipt.charged);
                 rejection.levels = levels;
                 Err(rejection)
             }
@@ -235,8 +235,7 @@ impl Edge {
         dialect: Dialect,
         id: ReservationId,
     ) -> Response<AnswerBody> {
-        // Denials were counted where they were decided.
-        if rejection.levels == Levels::default() && rejection.status != http::StatusCode::TOO_MANY_REQUESTS {
+        if !rejection.decided {
             self.node.metrics.count_decision("error", rejection.code);
         }
         let levels = rejection.levels;
