@@ -89,6 +89,13 @@ mod tests {
     }
 
     #[test]
+    fn the_settings_that_are_shipped_are_settings() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/tollgate.yaml");
+        let settings = FileSettings::read(&path).unwrap();
+        assert_eq!(settings.drain_timeout.as_deref().map(duration), Some(Ok(Duration::from_secs(60))));
+    }
+
+    #[test]
     fn lengths_of_time_have_a_unit() {
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));

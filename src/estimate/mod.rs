@@ -15,6 +15,7 @@ mod cache;
 mod encoding;
 mod framing;
 mod images;
+pub mod learned;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use crate::route::{Ask, Piece};
 pub use cache::{CacheStats, TokenCache};
 pub use encoding::{Encoding, count_text, warm_up};
 pub use images::ImageRule;
+pub use learned::LearnedOutput;
 
 /// What a request is expected to cost at most, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -107,7 +107,7 @@ async fn whole(
         Ok(Err(_)) => Err("broke off or is too large"),
         Err(_elapsed) => Err("did not end in time"),
     };
-    let Exchange { guard, dialect, upstream, has_usage, edge, .. } = exchange;
+    let Exchange { guard, dialect, upstream, has_usage, edge, choices, .. } = exchange;
     let bytes = match bytes {
         Ok(bytes) => bytes,
         Err(why) => {
@@ -121,7 +121,7 @@ async fn whole(
         guard.settle(Amount::default(), "nothing_billed");
     } else {
         match usage_of_body(dialect, &bytes) {
-            Metered::Exact(usage) => guard.settle(amount(usage, dialect), "usage"),
+            Metered::Exact(usage) => guard.settle_complete(amount(usage, dialect), choices),
             Metered::AtLeast(_) | Metered::Unknown => {
                 edge.node.metrics.usage_unknown.with(vec![("provider", upstream.name.clone())]).inc();
                 guard.close("no_usage")
@@ -158,6 +158,7 @@ pub struct MeteredStream {
 struct Live {
     guard: Guard,
     meter: StreamMeter,
+    choices: u32,
     on_disconnect: Option<OnDisconnect>,
     edge: Arc<Edge>,
     provider: Arc<Upstream>,
@@ -183,11 +184,11 @@ impl MeteredStream {
             drop_usage_chunk: drop_usage && upstream.include_usage,
             count: Arc::new(move |text| count_text(text, encoding)),
         });
-        let now = Instant::now();
+        let now = crate::clock::timer_now();
         let idle_timeout = upstream.timeouts.idle;
         let deadline = now + total_timeout;
         Self {
-            live: Some(Live { guard, meter, on_disconnect, edge, provider: upstream }),
+            live: Some(Live { guard, meter, choices, on_disconnect, edge, provider: upstream }),
             inner,
             decoder,
             dialect,
@@ -215,7 +216,7 @@ impl MeteredStream {
                     Some(why) => return Poll::Ready(self.broken("upstream_timeout", why)),
                 },
             };
-            self.last_chunk = Instant::now();
+            self.last_chunk = crate::clock::timer_now();
             let data = match frame {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => data,
@@ -272,7 +273,7 @@ impl MeteredStream {
 
     fn check_time(&mut self, context: &mut Context<'_>) -> Option<&'static str> {
         while self.timer.as_mut().poll(context).is_ready() {
-            let now = Instant::now();
+            let now = crate::clock::timer_now();
             if now >= self.deadline {
                 return Some("The answer took longer than this gateway allows.");
             }
@@ -289,10 +290,10 @@ impl MeteredStream {
 impl Live {
     /// The provider's side is over.
     fn finish(self, end: StreamEnd) -> Receipt {
-        let Self { guard, meter, edge, provider, .. } = self;
+        let Self { guard, meter, choices, edge, provider, .. } = self;
         let failed = meter.error_seen();
         match meter.finish(end) {
-            Metered::Exact(usage) => guard.settle(amount(usage, provider.dialect), "usage"),
+            Metered::Exact(usage) => guard.settle_complete(amount(usage, provider.dialect), choices),
             _ if failed => guard.close("provider_failed"),
             Metered::AtLeast(_) => guard.close("incomplete"),
             Metered::Unknown => {

@@ -20,7 +20,7 @@ use crate::auth::Credential;
 use crate::estimate::{self, Encoding, OutputRule};
 use crate::limit::{Amount, IdempotencyDigest, Levels, Name, ReservationId};
 use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
-use crate::policy::{OutputEstimate, Tokenizer};
+use crate::policy::{Model, OutputEstimate, Tokenizer};
 use crate::route::{Ask, Bounds, Dialect, Endpoint, Missing};
 use crate::upstream::{self, Outbound, Upstream, hygiene};
 
@@ -279,10 +279,11 @@ fn count(
             let rule = snapshot.policy.route_of(endpoint.path()).map(|route| route.output_estimate);
             let rule = match rule.unwrap_or_default() {
                 OutputEstimate::None => OutputRule::None,
-                OutputEstimate::Ceiling | OutputEstimate::Learned { .. } => OutputRule::Ceiling {
-                    default: model.default_output_tokens,
-                    model_max: model.max_output_tokens,
-                },
+                OutputEstimate::Ceiling => ceiling(model),
+                OutputEstimate::Learned { percentile } => node
+                    .learned
+                    .quantile(endpoint, name, percentile)
+                    .map_or_else(|| ceiling(model), |tokens| learned(model, &ask, tokens)),
             };
             let estimate = estimate::of(&ask, input, rule);
             Amount::new(estimate.input, estimate.output)
@@ -295,6 +296,16 @@ fn count(
         estimate,
         ask,
     })
+}
+
+fn ceiling(model: &Model) -> OutputRule {
+    OutputRule::Ceiling { default: model.default_output_tokens, model_max: model.max_output_tokens }
+}
+
+/// What was learned, but never more than the request's own ceiling.
+fn learned(model: &Model, ask: &Ask, tokens: u64) -> OutputRule {
+    let named = ask.output_ceiling.unwrap_or(u64::MAX).min(model.max_output_tokens.unwrap_or(u64::MAX));
+    OutputRule::Ceiling { default: tokens, model_max: Some(tokens.min(named)) }
 }
 
 /// A model that the policy does not have: refused, unless the limits are off.

@@ -33,6 +33,11 @@ impl Client {
         Client(legacy::Client::builder(TokioExecutor::new()).build_http())
     }
 
+    /// A client that speaks HTTP/2 from the first byte, and so shares one connection among its requests.
+    pub fn http2() -> Client {
+        Client(legacy::Client::builder(TokioExecutor::new()).http2_only(true).build_http())
+    }
+
     /// `GET url`.
     pub async fn get(&self, url: &str, headers: &[(&str, &str)]) -> Response {
         self.try_get(url, headers).await.unwrap_or_else(|why| panic!("GET {url}: {why}"))
@@ -50,9 +55,24 @@ impl Client {
 
     /// `POST url` with any bytes, sent as `application/json`: for bodies that are not JSON after all.
     pub async fn post_bytes(&self, url: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Response {
-        let answer =
-            async { whole(self.open(request(Method::POST, url, headers, body.into())).await?).await };
-        answer.await.unwrap_or_else(|why| panic!("POST {url}: {why}"))
+        self.try_post(url, headers, body).await.unwrap_or_else(|why| panic!("POST {url}: {why}"))
+    }
+
+    /// `POST url`, where an answer that breaks off is an answer too.
+    pub async fn try_post(
+        &self,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Result<Response, String> {
+        whole(self.open(request(Method::POST, url, headers, body.into())).await?).await
+    }
+
+    /// Any method, with an empty body.
+    pub async fn ask(&self, method: &str, url: &str, headers: &[(&str, &str)]) -> Response {
+        let method = method.parse().unwrap_or_else(|error| panic!("{method}: {error}"));
+        let answer = async { whole(self.open(request(method, url, headers, Bytes::new())).await?).await };
+        answer.await.unwrap_or_else(|why| panic!("{url}: {why}"))
     }
 
     /// `POST url`, returning at the head of the answer. Dropping the answer closes the connection: that is how a caller aborts.

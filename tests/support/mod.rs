@@ -1,6 +1,7 @@
 //! What every story about the public edge needs: real processes, a small HTTP client, keys, policies, patience.
 //!
-//! A test here drives the built binary over loopback TCP and knows nothing of its insides. Laws:
+//! A story drives the built binary over loopback TCP and knows nothing of its insides; where it has to look into a node's books,
+//! or to hold what no socket can hold, it starts the same node in its own process ([`inside`]). Laws:
 //! - every address is port 0: tests run side by side on one machine;
 //! - a started process is ended by its id when its owner goes out of scope, politely first, by force after a bound;
 //! - logs go to files, never to pipes (a reader that stalls would stall the node), and are shown when the test fails;
@@ -9,15 +10,19 @@
 #![allow(dead_code, unused_imports, reason = "each test binary compiles this module and uses its own part")]
 
 pub mod client;
+pub mod inside;
 pub mod keys;
 pub mod policy;
 pub mod process;
+pub mod scripted;
 pub mod tap;
 
 pub use client::{Client, Response};
+pub use inside::Inside;
 pub use keys::Key;
 pub use policy::Policy;
 pub use process::{Node, Process, Provider};
+pub use scripted::Scripted;
 pub use tap::{Attempt, Tap};
 
 use std::time::Duration;

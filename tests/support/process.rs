@@ -231,16 +231,7 @@ impl Node {
     /// The sum of a metric's series whose text contains each of `labels`, such as `outcome="denied"`. A metric without
     /// such a series counts as 0: a counter that was never touched may not be printed.
     pub async fn metric(&self, name: &str, labels: &[&str]) -> i64 {
-        let page = self.operator_get("/metrics").await.text();
-        page.lines()
-            .filter(|line| !line.starts_with('#'))
-            .filter_map(|line| line.rsplit_once(' '))
-            .filter(|(series, _)| series.split('{').next() == Some(name))
-            .filter(|(series, _)| labels.iter().all(|label| series.contains(label)))
-            .map(|(series, value)| {
-                value.parse::<i64>().unwrap_or_else(|_| panic!("{series} is not an integer: {value}"))
-            })
-            .sum()
+        sum_of_series(&self.operator_get("/metrics").await.text(), name, labels)
     }
 
     /// Waits until a metric has this value.
@@ -265,6 +256,19 @@ impl Node {
     pub fn policy_file(&self) -> PathBuf {
         self.process.directory().join("policy.yaml")
     }
+}
+
+/// The sum of a metric's series on a page of `/metrics` whose text contains each of `labels`.
+pub fn sum_of_series(page: &str, name: &str, labels: &[&str]) -> i64 {
+    page.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter(|(series, _)| series.split('{').next() == Some(name))
+        .filter(|(series, _)| labels.iter().all(|label| series.contains(label)))
+        .map(|(series, value)| {
+            value.parse::<i64>().unwrap_or_else(|_| panic!("{series} is not an integer: {value}"))
+        })
+        .sum()
 }
 
 /// The built binary with one of its commands, in an environment that holds nothing of ours by accident.
