@@ -18,7 +18,7 @@ use super::own;
 use super::reject::Rejection;
 use crate::auth::Credential;
 use crate::estimate::{self, Encoding, OutputRule};
-use crate::limit::{Amount, IdempotencyDigest, Levels, Name, ReservationId};
+use crate::limit::{Amount, IdempotencyDigest, Name, ReservationId};
 use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
 use crate::policy::{Model, OutputEstimate, Tokenizer};
 use crate::route::{Ask, Bounds, Dialect, Endpoint, Missing};
@@ -233,8 +233,7 @@ impl Edge {
         dialect: Dialect,
         id: ReservationId,
     ) -> Response<AnswerBody> {
-        // Denials were counted where they were decided.
-        if rejection.levels == Levels::default() && rejection.status != http::StatusCode::TOO_MANY_REQUESTS {
+        if !rejection.decided {
             self.node.metrics.count_decision("error", rejection.code);
         }
         let levels = rejection.levels;

@@ -43,6 +43,8 @@ pub struct Rejection {
     openai_code: Option<&'static str>,
     /// The levels of the path, where there is one.
     pub levels: Levels,
+    /// Whether the node has decided on the request, and so has counted it.
+    pub decided: bool,
     allow: Option<&'static str>,
 }
 
@@ -57,6 +59,7 @@ impl Rejection {
             openai_type: None,
             openai_code: None,
             levels: Levels::default(),
+            decided: false,
             allow: None,
         }
     }
@@ -168,6 +171,7 @@ impl Rejection {
         };
         let mut rejection = Self::new(status, reason::code(denial), reason::sentence(tenant, denial));
         rejection.levels = levels;
+        rejection.decided = true;
         rejection.retry = match denial {
             Denial::Rate { wait, .. } => Retry::After(*wait),
             Denial::Never { .. } | Denial::AlreadyDispatched => Retry::Never,
@@ -191,7 +195,7 @@ impl Rejection {
     /// No answer came from the provider.
     #[must_use]
     pub fn upstream(provider: &str, failure: &Failure) -> Self {
-        match failure {
+        let rejection = match failure {
             Failure::NotConfigured(_) => Self::new(
                 StatusCode::BAD_GATEWAY,
                 "upstream_not_configured",
@@ -214,14 +218,15 @@ impl Rejection {
                 "upstream_timeout",
                 format!("The provider {provider} did not begin to answer in time."),
             ),
-        }
+        };
+        Self { decided: true, ..rejection }
     }
 
     /// The provider's answer cannot be passed on.
     #[must_use]
     pub fn upstream_unreadable(provider: &str, why: &str) -> Self {
         let message = format!("The answer of the provider {provider} {why}.");
-        Self::new(StatusCode::BAD_GATEWAY, "upstream_unreadable", message)
+        Self { decided: true, ..Self::new(StatusCode::BAD_GATEWAY, "upstream_unreadable", message) }
     }
 
     /// Something of ours that was asked for by id and is not there, or not the caller's.
@@ -395,6 +400,19 @@ mod tests {
         assert_eq!(header(&never, "x-should-retry"), Some("false"));
         assert_eq!(header(&never, "retry-after"), None);
         assert_eq!(never.status(), 429);
+    }
+
+    /// The metrics count a request once: as what was decided, or else as the fault that came before a decision.
+    #[test]
+    fn what_comes_of_a_decision_is_not_counted_again() {
+        for denial in
+            [rate(Span::from_secs(1)), Denial::IdempotencyInProgress, Denial::AlreadyDispatched, Denial::Full]
+        {
+            assert!(Rejection::denied("acme", &denial, Levels::default()).decided, "{denial:?}");
+        }
+        assert!(Rejection::upstream("openai", &Failure::TimedOut).decided);
+        assert!(Rejection::upstream_unreadable("openai", "broke off").decided);
+        assert!(!Rejection::unauthenticated().decided && !Rejection::unknown_model("gpt-6").decided);
     }
 
     #[test]
