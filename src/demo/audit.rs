@@ -71,6 +71,8 @@ fn requests(evidence: &Evidence, report: &mut Report) {
             *report.refusals.entry(code).or_default() += 1;
         }
     }
+    let idle = evidence.tiers.iter().filter(|(tenant, _)| !report.tenants.contains_key(tenant));
+    report.idle_tenants = idle.count() as u64;
     let decisions = "tollgate_decisions_total";
     let admitted = evidence.metrics.sum(decisions, &[("outcome", "admitted")]);
     if admitted != report.admitted {

@@ -30,6 +30,8 @@ pub struct Report {
     pub seconds: f64,
     /// Each tenant that asked for something.
     pub tenants: BTreeMap<String, Tenant>,
+    /// Tenants of the policy that asked for nothing.
+    pub idle_tenants: u64,
     /// Refused requests by code.
     pub refusals: BTreeMap<String, u64>,
     /// Reservations by how they ended and why.

@@ -7,9 +7,6 @@ use comfy_table::{CellAlignment, Table, presets};
 use super::report::{Report, Tenant, Tokens};
 use crate::node::reason::thousands;
 
-/// Enough of an id to find it in the JSON, and short enough for the line.
-const SHOWN_ID: usize = 12;
-
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::new();
@@ -27,13 +24,14 @@ impl Report {
             text,
             "reserved: held before a request was sent · refunded: held, not used, given back · overage: used beyond what was held\n\
              settled: charged by usage · closed: charged at the estimate, no usage came · abandoned: the same, the caller had left\n\
-             aborted: streams that their callers left · –: a key that nobody has\n\n\
+             aborted: streams that their callers left · –: a key that nobody has · {} more tenants asked for nothing\n\n\
              Refusals\n{}\n\
              requests that the node refused, by the code that their answers carry in x-tollgate-error\n\n\
              How reservations ended\n{}\n\
              charged: by the node · billed: by the provider, which counts prompts 7 % higher than the node estimates them\n\
              settled, usage: both are equal, id by id ({} compared) · cancelled: nothing was sent, all was refunded\n\
              unenforced, shadow: let through beyond a limit that is only watched, so it is not in the books",
+            self.idle_tenants,
             self.refusals_table(),
             self.endings_table(),
             thousands(self.matched),
@@ -144,7 +142,7 @@ impl Report {
             table(&["decision", "tenant", "settled", "billed", "difference", "input", "in flight"], 2);
         for aborted in &self.aborted {
             table.add_row([
-                shown_id(&aborted.decision),
+                aborted.decision.clone(),
                 aborted.tenant.clone(),
                 thousands(aborted.settled_tokens),
                 thousands(aborted.provider_tokens),
@@ -160,7 +158,7 @@ impl Report {
         let mut table = table(&["decision", "tenant", "ended", "charged", "billed"], 3);
         for estimated in &self.estimated {
             table.add_row([
-                shown_id(&estimated.decision),
+                estimated.decision.clone(),
                 estimated.tenant.clone(),
                 format!("{}: {}", estimated.how, estimated.why),
                 thousands(estimated.charged_tokens),
@@ -203,10 +201,4 @@ fn table(header: &[&str], words: usize) -> Table {
         }
     }
     table
-}
-
-/// The last digits differ from decision to decision; the first are the node's.
-fn shown_id(id: &str) -> String {
-    let from = id.len().saturating_sub(SHOWN_ID);
-    format!("…{}", id.get(from..).unwrap_or(id))
 }
