@@ -34,8 +34,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            // Longer than the longest exchange that the edge allows, so that it only fires for a gateway that died or lost one.
-            reservation_deadline: Span::from_secs(15 * 60),
+            // Longer than the longest exchange that a policy may allow, so that it only fires for a gateway that died or lost one.
+            reservation_deadline: Span::from_secs(65 * 60),
             // Longer than a requester retries one id.
             remember: Span::from_secs(5),
             late_settle: Span::from_secs(10 * 60),
@@ -119,7 +119,7 @@ pub struct Limiter {
     expired: VecDeque<(Moment, ReservationId)>,
     idempotency: HashMap<IdempotencyDigest, ReservationId>,
     /// With the reservation that held the key, for the key may since have been freed and taken by another.
-    idempotency_over: VecDeque<(Moment, IdempotencyDigest, ReservationId)>,
+    idempotency_over: VecDeque<(Moment, (IdempotencyDigest, ReservationId))>,
     /// Tenants to forget, each with the instant at which it may be idle and full.
     idle: BTreeSet<(Moment, Name)>,
     books: Books,
@@ -268,7 +268,7 @@ impl Limiter {
             if cancelled {
                 free_idempotency_key(&mut self.idempotency, digest, id);
             } else if !late {
-                self.idempotency_over.push_back((now.plus(self.options.idempotency), digest, id));
+                self.idempotency_over.push_back((now.plus(self.options.idempotency), (digest, id)));
             }
         }
         let tenant = reservation.tenant.clone();
@@ -288,7 +288,7 @@ impl Limiter {
         let queues = [
             self.over.front().map(|(at, _)| *at),
             self.expired.front().map(|(at, _)| *at),
-            self.idempotency_over.front().map(|(at, ..)| *at),
+            self.idempotency_over.front().map(|(at, _)| *at),
             self.idle.first().map(|(at, _)| *at),
         ];
         queues.into_iter().flatten().chain(deadline).min()
@@ -302,17 +302,18 @@ impl Limiter {
             self.deadlines.remove(&(at, id));
             expired.extend(self.expire(now, id));
         }
-        while let Some((_, id)) = self.over.pop_front_if(|(at, _)| *at <= now) {
+        while let Some(id) = pop_due(&mut self.over, now) {
             self.reservations.remove(&id);
         }
-        while let Some((_, id)) = self.expired.pop_front_if(|(at, _)| *at <= now) {
+        while let Some(id) = pop_due(&mut self.expired, now) {
             self.forget_expired(now, id);
         }
-        while let Some((_, digest, id)) = self.idempotency_over.pop_front_if(|(at, ..)| *at <= now) {
+        while let Some((digest, id)) = pop_due(&mut self.idempotency_over, now) {
             free_idempotency_key(&mut self.idempotency, digest, id);
         }
-        while let Some((_, name)) = pop_due(&mut self.idle, now) {
-            self.forget_if_idle(now, name);
+        while let Some(first) = self.idle.first().filter(|(at, _)| *at <= now).cloned() {
+            self.idle.remove(&first);
+            self.forget_if_idle(now, first.1);
         }
         self.assert_invariants();
         expired
@@ -396,7 +397,7 @@ impl Limiter {
             self.books.expire(reservation.held.total);
         }
         if let Some(digest) = reservation.idempotency {
-            self.idempotency_over.push_back((now.plus(self.options.idempotency), digest, id));
+            self.idempotency_over.push_back((now.plus(self.options.idempotency), (digest, id)));
         }
         let expired = Expired { id, tenant: reservation.tenant.clone(), held: reservation.held };
         self.expired.push_back((now.plus(self.options.late_settle), id));
@@ -465,9 +466,7 @@ fn free_idempotency_key(
     }
 }
 
-fn pop_due(queue: &mut BTreeSet<(Moment, Name)>, now: Moment) -> Option<(Moment, Name)> {
-    if queue.first()?.0 > now {
-        return None;
-    }
-    queue.pop_first()
+fn pop_due<T>(queue: &mut VecDeque<(Moment, T)>, now: Moment) -> Option<T> {
+    queue.front().filter(|(at, _)| *at <= now)?;
+    queue.pop_front().map(|(_, due)| due)
 }

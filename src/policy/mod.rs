@@ -39,7 +39,7 @@ pub use salvage::salvage;
 pub use secret::{Secret, SecretProblem, SecretReference};
 pub use tree::MAX_BYTES;
 pub use types::*;
-pub use units::{IpNetwork, MicroDollars, Ratio};
+pub use units::{IpNetwork, MicroDollars, Ratio, parse_duration};
 
 /// The policy of `deploy/policy.yaml`: one node in front of OpenAI and Anthropic, each setting explained where it stands.
 pub const EXAMPLE: &str = include_str!("../../deploy/policy.yaml");

@@ -51,7 +51,8 @@ pub(super) struct Exchange {
     pub has_usage: bool,
     pub on_disconnect: Option<OnDisconnect>,
     pub encoding: Encoding,
-    pub total_timeout: Duration,
+    /// When the exchange has to be over.
+    pub deadline: Instant,
 }
 
 /// Passes a provider's answer on.
@@ -100,8 +101,7 @@ async fn whole(
     body: Incoming,
     mut decoder: Decoder,
 ) -> Result<Bytes, Rejection> {
-    let reading =
-        tokio::time::timeout(exchange.total_timeout, Limited::new(body, MAX_WHOLE_ANSWER).collect());
+    let reading = tokio::time::timeout_at(exchange.deadline, Limited::new(body, MAX_WHOLE_ANSWER).collect());
     let bytes = match reading.await {
         Ok(Ok(collected)) => decoder.feed(collected.to_bytes()).map_err(|_| "cannot be decoded"),
         Ok(Err(_)) => Err("broke off or is too large"),
@@ -175,7 +175,7 @@ impl MeteredStream {
             drop_usage,
             on_disconnect,
             encoding,
-            total_timeout,
+            deadline,
             ..
         } = exchange;
         let meter = StreamMeter::new(StreamMeterOptions {
@@ -186,7 +186,6 @@ impl MeteredStream {
         });
         let now = crate::clock::timer_now();
         let idle_timeout = upstream.timeouts.idle;
-        let deadline = now + total_timeout;
         Self {
             live: Some(Live { guard, meter, choices, on_disconnect, edge, provider: upstream }),
             inner,

@@ -10,6 +10,7 @@ use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use super::answer;
 use super::body::AnswerBody;
@@ -18,7 +19,7 @@ use super::own;
 use super::reject::Rejection;
 use crate::auth::Credential;
 use crate::estimate::{self, Encoding, OutputRule};
-use crate::limit::{Amount, IdempotencyDigest, Levels, Name, ReservationId};
+use crate::limit::{Amount, IdempotencyDigest, Name, ReservationId};
 use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
 use crate::policy::{Model, OutputEstimate, Tokenizer};
 use crate::route::{Ask, Bounds, Dialect, Endpoint, Missing};
@@ -128,7 +129,8 @@ impl Edge {
         steps.estimate.observe_span(reserving.since(counting));
         steps.reserve.observe_span(sending.since(reserving));
         let upstream = &counted.upstream;
-        let outbound = outbound(endpoint, &parts, &counted, &body);
+        let deadline = crate::clock::timer_now() + upstream.timeouts.total;
+        let outbound = outbound(endpoint, &parts, &counted, &body, deadline);
         drop(body);
         let exchanged = upstream::send(&mut guard, &self.node.metrics, upstream, &outbound).await;
         drop(outbound);
@@ -147,15 +149,15 @@ impl Edge {
                         .tenant_of(&principal)
                         .and_then(|tenant| snapshot.policy.on_disconnect_of(tenant)),
                     encoding: encoding(&snapshot, &counted.model),
-                    total_timeout: upstream.timeouts.total,
+                    deadline,
                 };
                 answer::pass_on(exchange, response).await
             }
             Err(failure) => {
                 tracing::warn!(provider = upstream.name, id = %id, ?failure, "no answer from the provider");
                 let levels = *guard.levels();
-                guard.give_up("no_answer");
-                let mut rejection = Rejection::upstream(&upstream.name, &failure);
+                let receipt = guard.give_up("no_answer");
+                let mut rejection = Rejection::upstream(&upstream.name, &failure, receipt.charged);
                 rejection.levels = levels;
                 Err(rejection)
             }
@@ -233,8 +235,7 @@ impl Edge {
         dialect: Dialect,
         id: ReservationId,
     ) -> Response<AnswerBody> {
-        // Denials were counted where they were decided.
-        if rejection.levels == Levels::default() && rejection.status != http::StatusCode::TOO_MANY_REQUESTS {
+        if !rejection.decided {
             self.node.metrics.count_decision("error", rejection.code);
         }
         let levels = rejection.levels;
@@ -336,7 +337,13 @@ fn encoding_of(tokenizer: &Tokenizer) -> Encoding {
     }
 }
 
-fn outbound(endpoint: Endpoint, parts: &Parts, counted: &Counted, body: &Bytes) -> Outbound {
+fn outbound(
+    endpoint: Endpoint,
+    parts: &Parts,
+    counted: &Counted,
+    body: &Bytes,
+    deadline: Instant,
+) -> Outbound {
     let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let ask_for_usage = counted.upstream.include_usage;
     Outbound {
@@ -344,6 +351,7 @@ fn outbound(endpoint: Endpoint, parts: &Parts, counted: &Counted, body: &Bytes) 
         path_and_query: format!("{}{query}", endpoint.path()),
         headers: hygiene::outbound(&parts.headers),
         body: counted.ask.patched(body, Some(&counted.upstream_model), ask_for_usage),
+        deadline,
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Rejection {
     openai_code: Option<&'static str>,
     /// The levels of the path, where there is one.
     pub levels: Levels,
+    /// Whether the limiter decided on the request, and so counted it, before this came of it.
+    pub decided: bool,
     allow: Option<&'static str>,
 }
 
@@ -57,6 +59,7 @@ impl Rejection {
             openai_type: None,
             openai_code: None,
             levels: Levels::default(),
+            decided: false,
             allow: None,
         }
     }
@@ -168,6 +171,7 @@ impl Rejection {
         };
         let mut rejection = Self::new(status, reason::code(denial), reason::sentence(tenant, denial));
         rejection.levels = levels;
+        rejection.decided = true;
         rejection.retry = match denial {
             Denial::Rate { wait, .. } => Retry::After(*wait),
             Denial::Never { .. } | Denial::AlreadyDispatched => Retry::Never,
@@ -188,9 +192,23 @@ impl Rejection {
         rejection
     }
 
-    /// No answer came from the provider.
+    /// No answer came from the provider, and this many tokens were charged all the same.
     #[must_use]
-    pub fn upstream(provider: &str, failure: &Failure) -> Self {
+    pub fn upstream(provider: &str, failure: &Failure, charged: u64) -> Self {
+        let mut rejection = Self::no_answer(provider, failure);
+        let charged = match charged {
+            0 => "Nothing was charged.".to_owned(),
+            _ => format!(
+                "Charged were {} tokens, since the provider may bill them.",
+                reason::thousands(charged)
+            ),
+        };
+        rejection.message = format!("{} {charged}", rejection.message);
+        rejection.decided = true;
+        rejection
+    }
+
+    fn no_answer(provider: &str, failure: &Failure) -> Self {
         match failure {
             Failure::NotConfigured(_) => Self::new(
                 StatusCode::BAD_GATEWAY,
@@ -202,7 +220,7 @@ impl Rejection {
             Failure::Unreachable(_) => Self::new(
                 StatusCode::BAD_GATEWAY,
                 "upstream_unreachable",
-                format!("The provider {provider} could not be reached. Nothing was charged."),
+                format!("The provider {provider} could not be reached."),
             ),
             Failure::Broken(_) => Self::new(
                 StatusCode::BAD_GATEWAY,
@@ -221,7 +239,9 @@ impl Rejection {
     #[must_use]
     pub fn upstream_unreadable(provider: &str, why: &str) -> Self {
         let message = format!("The answer of the provider {provider} {why}.");
-        Self::new(StatusCode::BAD_GATEWAY, "upstream_unreadable", message)
+        let mut rejection = Self::new(StatusCode::BAD_GATEWAY, "upstream_unreadable", message);
+        rejection.decided = true;
+        rejection
     }
 
     /// Something of ours that was asked for by id and is not there, or not the caller's.

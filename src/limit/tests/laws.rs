@@ -341,6 +341,8 @@ struct Pair {
     rules: Arc<Rules>,
     model: Model,
     tenants: Vec<Option<TenantRule>>,
+    /// Tenants whose rules were edited at least once.
+    edited: [bool; TENANTS.len()],
     /// What the clock reads; may be earlier than before.
     clock: u64,
 }
@@ -349,7 +351,8 @@ impl Pair {
     fn new(tenants: Vec<Option<TenantRule>>) -> Self {
         let rules = Arc::new(Rules::first(Self::compile(&tenants)));
         let limiter = Limiter::new(OPTIONS, rules.clone());
-        Self { limiter, rules, model: Model::new(OPTIONS, tenants.clone()), tenants, clock: 0 }
+        let model = Model::new(OPTIONS, tenants.clone());
+        Self { limiter, rules, model, tenants, edited: Default::default(), clock: 0 }
     }
 
     fn compile(tenants: &[Option<TenantRule>]) -> Vec<(Name, TenantRules)> {
@@ -374,8 +377,13 @@ impl Pair {
             Command::Timeout => self.timeout()?,
             Command::TimeoutWhenAsked => self.timeout_when_asked()?,
             Command::Edit(tenant, rule) => {
-                // A tenant counts the instant of its last edit only, so it follows each before the next.
-                self.look_at_all();
+                // Of several edits a tenant counts the instant of the last only, so it follows the last before this one.
+                if std::mem::replace(&mut self.edited[tenant], true) {
+                    self.limiter.tenant(now, &TENANTS[tenant].into());
+                }
+                // Both read the clock; the limiter touches nobody.
+                self.limiter.tenant(now, &"nobody".into());
+                self.model.view(self.clock, tenant);
                 self.tenants[tenant] = rule;
                 self.rules = Arc::new(
                     self.rules.next(Self::compile(&self.tenants), Moment::from_nanos(self.model.now)),
@@ -432,13 +440,6 @@ impl Pair {
         }
         self.clock = self.clock.max(next.as_nanos());
         self.timeout()
-    }
-
-    fn look_at_all(&mut self) {
-        for (tenant, name) in TENANTS.into_iter().enumerate() {
-            self.limiter.tenant(self.now(), &name.into());
-            self.model.view(self.clock, tenant);
-        }
     }
 
     /// On a copy, because a look lets a tenant follow its rules.

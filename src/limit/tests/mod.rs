@@ -14,7 +14,7 @@
 //! | `Bucket::debit`: stops at 0 | `overage_is_debt_that_only_time_repays` |
 //! | `Bucket::follow`: the level becomes the new burst | `an_edit_keeps_what_is_used` |
 //! | `TenantState::check`: the tenant's own scope is skipped | `sub_limits_subdivide_and_never_add` |
-//! | `TenantState::check`: refuses after a debit of the first bucket | `all_or_nothing` |
+//! | `Limiter::reserve`: a denial debits the first bucket | `all_or_nothing` |
 //! | `TenantState::true_up`: refunds whatever `debited` says | `a_refund_goes_only_where_it_was_debited` |
 //! | `TenantState::idle_in`: ignores what is named | `a_late_settle_finds_the_bucket_that_it_debited` |
 //! | `Limiter::resolve`: an ended reservation may end again | `resolved_once` |
@@ -22,6 +22,8 @@
 //! | `Limiter::bar`: does nothing | `a_cancel_bars_the_reservation_that_it_overtakes` |
 //! | `TenantRules::model_rule`: the shortest prefix wins | `one_model_rule_applies` |
 //! | `Rules::succeed`: what comes back starts full | `a_limit_that_comes_back_starts_empty` |
+//! | `Rules::succeed`: the instant of an edit is 0 | `an_edit_counts_from_its_instant_however_late_the_tenant_follows` |
+//! | `free_idempotency_key`: whoever holds it | `an_idempotency_key_is_taken_while_its_request_runs_and_after_it_was_sent` |
 
 use std::sync::Arc;
 

@@ -200,13 +200,13 @@ fn a_deadline_charges_the_estimate_and_a_late_settle_corrects_it_once() {
     let mut story = Story::of(&[tenant(&[tokens(1, 1_000)])]);
     let id = story.admit(600);
     assert_eq!(story.pass_deadline(), [id]);
-    assert_eq!(story.level(), 415, "400 and a unit for each of 15 minutes");
+    assert_eq!(story.level(), 465, "400 and a unit for each of 65 minutes");
     assert_eq!(story.limiter.books().closed, 600);
     assert_eq!(story.end(id, Resolution::Close), Resolved::Already);
     assert_eq!(story.settle(id, 500), Resolved::Late { refunded: 100, overage: 0 });
-    assert_eq!(story.level(), 515);
+    assert_eq!(story.level(), 565);
     assert_eq!(story.settle(id, 0), Resolved::Already);
-    assert_eq!(story.level(), 515);
+    assert_eq!(story.level(), 565);
     let books = story.limiter.books();
     assert_eq!((books.closed, books.settled, books.refunded), (0, 500, 100));
 }
@@ -235,7 +235,7 @@ fn a_late_settle_after_an_edit_finds_the_bucket_that_it_debited() {
     story.edit_acme(&[tenant(&[tokens(1, 1_000)]), key("batch", &[tokens(1, 5)])]);
     assert_eq!(story.level_of(&Scope::Key("batch".into())), 5);
     assert_eq!(story.settle(id, 700), Resolved::Late { refunded: 0, overage: 100 });
-    assert_eq!(story.level(), 400 + 15 - 1 - 100);
+    assert_eq!(story.level(), 400 + 65 - 1 - 100);
     assert_eq!(story.level_of(&Scope::Key("batch".into())), 5);
 }
 
@@ -418,9 +418,9 @@ fn an_edit_counts_from_its_instant_however_late_the_tenant_follows() {
     let id = story.admit(100);
     story.settle(id, 1_100);
     assert_eq!(story.level(), -1_000);
-    // Tightened to 60 a minute, and nothing touches the tenant until 10 s later.
-    story.edit_acme(&[tenant(&[tokens(60, 100)])]);
-    assert_eq!(story.at(10).level(), -990);
+    // Tightened to 60 a minute at 2 s, and nothing touches the tenant until 8 s later.
+    story.at(2).edit_acme(&[tenant(&[tokens(60, 100)])]);
+    assert_eq!(story.at(10).level(), -1_000 + 200 + 8);
     let id = ReservationId(99);
     story.at(1_100).ask(id, "acme", "k", "m", 10);
     // An edit of somebody else is none of this tenant's.
