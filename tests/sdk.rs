@@ -84,7 +84,7 @@ async fn openai_tools() {
         assert!(arguments.is_object(), "the deltas add up to JSON: {arguments}");
         assert_settled_as_billed(&stage, played.only_attempt()).await;
     }
-    assert_eq!(whole.report["choices"], streamed.report["choices"]);
+    assert_eq!(whole.report["choices"][0]["tools"], streamed.report["choices"][0]["tools"]);
 }
 
 #[tokio::test]
@@ -312,7 +312,10 @@ async fn an_aborted_stream_is_aborted_upstream_and_costs_what_was_seen() {
         let ending = &decision["ending"];
         assert_eq!(json!([ending["how"], ending["why"]]), json!(["settled", "client_gone"]), "{decision}");
         assert_conserved(&decision);
-        println!("{sdk:?} {bill} {decision}");
+        // Counted here from what passed, so not to the token what the provider had sent; but the ceiling it was, it is not.
+        let (charged, held) = (number(&ending["charged"]), number(&decision["estimate"]["total"]));
+        assert!(charged >= number(&bill["input_tokens"]), "the prompt was read: {decision} {bill}");
+        assert!(charged < held / 10, "a few chunks of a thousand tokens: {decision} {bill}");
         stage.assert_at_rest().await;
     }
     assert_eq!(stage.provider.stat("inflight").await, 0);
