@@ -107,6 +107,8 @@ pub struct Metrics {
     pub tokens_overage: Counters,
     /// Tokens of reservations that ended at their estimate, by tenant and how (closed, abandoned).
     pub tokens_unsettled: Counters,
+    /// Reservations that were closed at their deadline.
+    pub reservations_expired: Counter,
     /// Tokens let through without a limit, by reason.
     pub tokens_unenforced: Counters,
     /// Requests being served.
@@ -156,6 +158,12 @@ impl Metrics {
                 r,
                 "tokens_unsettled",
                 "Tokens of reservations that ended at their estimate",
+            ),
+            reservations_expired: add(
+                r,
+                "reservations_expired",
+                "Reservations closed at their deadline",
+                Counter::default(),
             ),
             tokens_unenforced: counters(r, "tokens_unenforced", "Tokens let through without a limit"),
             inflight: add(r, "inflight", "Requests being served", Gauge::default()),

@@ -120,7 +120,8 @@ impl Guard {
         self.over = true;
         let now = crate::clock::now();
         let resolved = self.node.resolve(now, &self.principal.tenant, self.record.id, resolution);
-        let held = self.record.estimate.total;
+        // What was let through in shadow was not debited.
+        let held = if self.record.outcome == "shadowed" { 0 } else { self.record.estimate.total };
         let (refunded, overage) = match resolved {
             Resolved::Now { refunded, overage } | Resolved::Late { refunded, overage } => (refunded, overage),
             Resolved::Already | Resolved::Unknown => (0, 0),

@@ -117,7 +117,9 @@ async fn whole(
     };
     if !status.is_success() {
         guard.close("provider_failed");
-    } else if !has_usage {
+        return Ok(upstream.redacted(bytes));
+    }
+    if !has_usage {
         guard.settle(Amount::default(), "nothing_billed");
     } else {
         match usage_of_body(dialect, &bytes) {

@@ -21,5 +21,6 @@ mod pipeline;
 mod reject;
 pub mod server;
 
-pub use pipeline::{Edge, EdgeOptions};
+pub use body::AnswerBody;
+pub use pipeline::{Edge, EdgeOptions, RequestBody};
 pub use server::{Server, ServerOptions};

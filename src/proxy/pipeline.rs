@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
@@ -40,6 +40,11 @@ impl Default for EdgeOptions {
     }
 }
 
+/// Bytes on their way from a caller: a connection's, or those of a test that holds them back.
+pub trait RequestBody: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> {}
+
+impl<B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>> RequestBody for B {}
+
 /// The edge of one node.
 pub struct Edge {
     /// The node.
@@ -61,8 +66,8 @@ struct Counted {
 }
 
 impl Edge {
-    /// Answers one request.
-    pub async fn handle(self: &Arc<Self>, request: Request<Incoming>) -> Response<AnswerBody> {
+    /// Answers one request, wherever its body comes from.
+    pub async fn handle<B: RequestBody>(self: &Arc<Self>, request: Request<B>) -> Response<AnswerBody> {
         let id = self.node.new_id();
         let anthropic = request.headers().contains_key("anthropic-version");
         let found = Endpoint::find(request.method().as_str(), request.uri().path());
@@ -76,11 +81,8 @@ impl Edge {
             Ok(endpoint) => self.serve(id, endpoint, request).await,
             Err(missing) => self.own_endpoint(&request, missing),
         };
-        let mut response = answered.unwrap_or_else(|rejection| self.reject(rejection, dialect, id));
-        if let Ok(value) = HeaderValue::try_from(id.to_string()) {
-            response.headers_mut().insert("x-tollgate-decision", value);
-        }
-        response
+        let response = answered.unwrap_or_else(|rejection| self.reject(rejection, dialect, id));
+        with_decision(response, id)
     }
 
     /// What a bug looks like from outside.
@@ -89,14 +91,15 @@ impl Edge {
             Ok(endpoint) => endpoint.dialect(anthropic),
             Err(missing) => missing.dialect(),
         };
-        self.reject(Rejection::internal(), dialect, self.node.new_id())
+        let id = self.node.new_id();
+        with_decision(self.reject(Rejection::internal(), dialect, id), id)
     }
 
-    async fn serve(
+    async fn serve<B: RequestBody>(
         self: &Arc<Self>,
         id: ReservationId,
         endpoint: Endpoint,
-        request: Request<Incoming>,
+        request: Request<B>,
     ) -> Result<Response<AnswerBody>, Rejection> {
         let began = crate::clock::now();
         let snapshot = self.node.snapshot();
@@ -164,7 +167,7 @@ impl Edge {
         }
     }
 
-    async fn read_body(&self, parts: &Parts, body: Incoming) -> Result<Bytes, Rejection> {
+    async fn read_body<B: RequestBody>(&self, parts: &Parts, body: B) -> Result<Bytes, Rejection> {
         if parts.headers.contains_key(header::CONTENT_ENCODING) {
             return Err(Rejection::encoded_body());
         }
@@ -199,9 +202,9 @@ impl Edge {
         counting.await.unwrap_or_else(|_| Err(Rejection::internal()))
     }
 
-    fn list_models(
+    fn list_models<B>(
         &self,
-        request: &Request<Incoming>,
+        request: &Request<B>,
         dialect: Dialect,
     ) -> Result<Response<AnswerBody>, Rejection> {
         let snapshot = self.node.snapshot();
@@ -210,9 +213,9 @@ impl Edge {
     }
 
     /// Tollgate's own endpoints, else nothing.
-    fn own_endpoint(
+    fn own_endpoint<B>(
         &self,
-        request: &Request<Incoming>,
+        request: &Request<B>,
         missing: Missing,
     ) -> Result<Response<AnswerBody>, Rejection> {
         let path = request.uri().path();
@@ -244,6 +247,13 @@ impl Edge {
         limits::add(&mut parts.headers, dialect, &levels, crate::clock::wall_now());
         Response::from_parts(parts, AnswerBody::whole(body))
     }
+}
+
+fn with_decision(mut response: Response<AnswerBody>, id: ReservationId) -> Response<AnswerBody> {
+    if let Ok(value) = HeaderValue::try_from(id.to_string()) {
+        response.headers_mut().insert("x-tollgate-decision", value);
+    }
+    response
 }
 
 fn authenticate(snapshot: &Snapshot, headers: &http::HeaderMap) -> Result<Arc<Principal>, Rejection> {
@@ -367,6 +377,6 @@ fn idempotency(principal: &Principal, parts: &Parts) -> Option<IdempotencyDigest
     Some(IdempotencyDigest(u128::from_be_bytes(digest)))
 }
 
-fn asks_for_upgrade(request: &Request<Incoming>) -> bool {
+fn asks_for_upgrade<B>(request: &Request<B>) -> bool {
     request.method() == Method::CONNECT || request.headers().contains_key(header::UPGRADE)
 }

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,9 @@ pub struct ServerOptions {
     pub first_byte_timeout: Duration,
     /// How long a request's head may take, and how long a connection may idle between two.
     pub header_timeout: Duration,
+    /// How long a caller may leave unread what was sent to it. Its stream is not polled meanwhile, so no time-out of the exchange
+    /// would end it.
+    pub reading_timeout: Duration,
     /// The largest request head, in bytes.
     pub max_head: usize,
     /// Streams at once on one HTTP/2 connection.
@@ -41,6 +45,7 @@ impl Default for ServerOptions {
             max_connections: 20_000,
             first_byte_timeout: Duration::from_secs(5),
             header_timeout: Duration::from_secs(30),
+            reading_timeout: Duration::from_secs(60),
             max_head: 16 * 1024,
             max_streams: 1_000,
         }
@@ -159,6 +164,8 @@ impl Connection {
     async fn serve(&self, stream: TcpStream) {
         // Chunks of a stream are small and each is wanted at once.
         let _ = stream.set_nodelay(true);
+        // TCP_USER_TIMEOUT of tcp(7): bytes that are not acknowledged, or not accepted because the caller reads nothing.
+        let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(self.options.reading_timeout));
         let spoken = tokio::time::timeout(self.options.first_byte_timeout, stream.readable());
         tokio::select! {
             biased;

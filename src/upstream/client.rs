@@ -89,6 +89,26 @@ impl Upstream {
             .map_err(|error| error.to_string())
     }
 
+    /// `bytes` without this provider's credential: some providers repeat in an error what they were sent.
+    #[must_use]
+    pub fn redacted(&self, bytes: Bytes) -> Bytes {
+        let Ok(Some((_, value))) = &self.credential else { return bytes };
+        let secret = value.as_bytes();
+        let secret = secret.strip_prefix(b"Bearer ").unwrap_or(secret);
+        let mut kept = Vec::new();
+        let mut from = 0;
+        for at in memchr::memmem::find_iter(&bytes, secret) {
+            kept.extend_from_slice(&bytes[from..at]);
+            kept.extend_from_slice(b"[redacted]");
+            from = at + secret.len();
+        }
+        if from == 0 {
+            return bytes;
+        }
+        kept.extend_from_slice(&bytes[from..]);
+        kept.into()
+    }
+
     pub(super) fn credential(&self) -> Result<Option<&(HeaderName, HeaderValue)>, String> {
         self.credential.as_ref().map(Option::as_ref).map_err(Clone::clone)
     }
