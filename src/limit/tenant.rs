@@ -26,8 +26,10 @@ pub(super) type Debited = u16;
 #[derive(Debug)]
 pub(super) struct TenantState {
     rules: Arc<TenantRules>,
-    /// The version of all rules that it last followed.
+    /// The version of all rules that it last followed: while it is in force, no command looks a tenant's rules up.
     version: u64,
+    /// Whether that version names the tenant.
+    pub(super) in_force: bool,
     /// Of each scope in the rules, the slot that holds it.
     order: Box<[u32]>,
     slots: Vec<Slot>,
@@ -81,7 +83,7 @@ impl TenantState {
     pub(super) fn new(rules: &Arc<TenantRules>, version: u64, now: Moment) -> Self {
         let slots: Vec<Slot> = rules.scopes().iter().map(|limits| Slot::new(limits, now)).collect();
         let order = (0..).take(slots.len()).collect();
-        Self { rules: rules.clone(), version, order, slots, open: 0, queued: false }
+        Self { rules: rules.clone(), version, in_force: true, order, slots, open: 0, queued: false }
     }
 
     /// Follows the rules to the version in force. A tenant that they no longer name stays as it is.
@@ -90,7 +92,9 @@ impl TenantState {
             return;
         }
         self.version = rules.version();
-        if let Some(edited) = rules.tenant(name).filter(|edited| !Arc::ptr_eq(edited, &self.rules)) {
+        let followed = rules.tenant(name);
+        self.in_force = followed.is_some();
+        if let Some(edited) = followed.filter(|followed| !Arc::ptr_eq(followed, &self.rules)) {
             self.adopt(edited);
         }
     }

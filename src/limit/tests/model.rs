@@ -279,9 +279,6 @@ impl Model {
     }
 
     fn decide(&mut self, ask: Ask) -> Verdict {
-        let Some(rule) = self.rules[ask.tenant].clone() else {
-            return Verdict::Denied(Denial::UnknownTenant);
-        };
         if self.entries.len() >= self.options.max_reservations {
             return Verdict::Denied(Denial::Full);
         }
@@ -291,6 +288,9 @@ impl Model {
             let denial = if held { Denial::IdempotencyInProgress } else { Denial::AlreadyDispatched };
             return Verdict::Denied(denial);
         }
+        let Some(rule) = self.rules[ask.tenant].clone() else {
+            return Verdict::Denied(Denial::UnknownTenant);
+        };
         let path = rule.path(ask.key, ask.project, ask.model);
         let denial = self.refusal(&ask, &path);
         if let (Some(denial), false) = (&denial, rule.shadow) {

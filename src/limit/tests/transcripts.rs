@@ -254,6 +254,25 @@ fn a_tenant_is_forgotten_once_it_is_full_and_nobody_can_come_back() {
 }
 
 #[test]
+fn a_crowd_of_idle_tenants_is_forgotten_a_part_at_a_time() {
+    let names: Vec<Name> = (0..2_500).map(|n| n.to_string().into()).collect();
+    let limited = names.iter().map(|name| (name.clone(), rules_of(&[tenant(&[tokens(60, 100)])])));
+    let mut story = Story::with(limited.collect());
+    for name in &names {
+        let id = story.next_id();
+        story.ask(id, name, "k", "m", 1);
+        story.settle(id, 1);
+    }
+    story.at(100);
+    let mut held = Vec::new();
+    while story.limiter.poll_timeout().is_some_and(|at| at <= story.now) {
+        story.timeout();
+        held.push(story.limiter.tenants_held());
+    }
+    assert_eq!(held, [1_500, 500, 0]);
+}
+
+#[test]
 fn a_tenant_in_debt_is_kept_until_it_is_repaid() {
     // symfony/symfony#63996
     let mut story = Story::of(&[tenant(&[tokens(60, 100)])]);
