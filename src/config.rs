@@ -1,6 +1,7 @@
 //! A node's own settings: flags, then environment, then `tollgate.yaml`, then defaults. Policy is not among them.
 
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub struct FileSettings {
     pub max_body_bytes: Option<usize>,
     /// The most connections of callers.
     pub max_connections: Option<usize>,
+    /// Threads that serve requests.
+    pub workers: Option<NonZero<u16>>,
     /// Start without limits when the policy is invalid.
     pub without_limits_on_invalid_policy: Option<bool>,
 }

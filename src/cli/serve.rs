@@ -73,6 +73,9 @@ pub struct Args {
     /// The most connections of callers at once [default: 20000]
     #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_name = "N")]
     max_connections: Option<usize>,
+    /// Threads that serve requests [default: one for each core]
+    #[arg(long, env = "TOLLGATE_WORKERS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: Option<u16>,
     /// Start although the policy is invalid, and enforce NO limit: a way out of an outage, never a way to run
     #[arg(long, env = "TOLLGATE_WITHOUT_LIMITS_ON_INVALID_POLICY")]
     without_limits_on_invalid_policy: bool,
@@ -92,7 +95,11 @@ pub fn run(args: Args) -> ExitCode {
         Ok(logs) => logs,
         Err(problem) => return refuse(&problem),
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if let Some(workers) = args.workers.or(file.workers.map(std::num::NonZero::get)) {
+        runtime.worker_threads(usize::from(workers));
+    }
+    let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("cannot start: {error}")),
     };
