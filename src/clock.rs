@@ -3,6 +3,7 @@
 //! - The **lease clock** ([`now`]) is `CLOCK_MONOTONIC_RAW + (CLOCK_BOOTTIME − CLOCK_MONOTONIC)`: NTP does not slew it and a
 //!   suspend does not stop it (`clock_gettime(2)`). Buckets refill by it; `std::time::Instant` is slewed and blind to suspend.
 //! - The **wall clock** ([`wall_now`]) is for what a person or a header reads, never for a decision.
+//! - The **timers' clock** ([`timer_now`]) is for time-outs alone: it is the one that `tokio::time` sleeps by.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -25,6 +26,13 @@ pub fn now() -> Moment {
 #[allow(clippy::disallowed_methods, reason = "this file is the one reader of OS time")]
 pub fn wall_now() -> jiff::Timestamp {
     jiff::Timestamp::now()
+}
+
+/// The reading of the clock that timers run by, so that a deadline and the sleep that waits for it agree. A paused test moves
+/// both by hand.
+#[must_use]
+pub fn timer_now() -> tokio::time::Instant {
+    tokio::time::Instant::now()
 }
 
 fn nanos(clock: ClockId) -> u64 {

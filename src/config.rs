@@ -52,22 +52,12 @@ impl FileSettings {
     }
 }
 
-/// "250ms", "10s", "2m": a number and a unit.
+/// "250ms", "10s", "2m": as a policy writes lengths of time.
 ///
 /// # Errors
 /// Anything else.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let text = text.trim();
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let bad = || format!("{text:?} is not a length of time: write 250ms, 10s or 2m");
-    let number: u64 = number.parse().map_err(|_| bad())?;
-    match unit.trim() {
-        "ms" => Ok(Duration::from_millis(number)),
-        "s" => Ok(Duration::from_secs(number)),
-        "m" => Ok(Duration::from_secs(number.saturating_mul(60))),
-        _ => Err(bad()),
-    }
+    crate::policy::parse_duration(text).map_err(|why| format!("{text:?} {why}"))
 }
 
 #[cfg(test)]
@@ -86,6 +76,13 @@ mod tests {
         std::fs::write(&path, "lissen: 127.0.0.1:8080\n").unwrap();
         let problem = FileSettings::read(&path).unwrap_err();
         assert!(problem.contains("lissen"), "{problem}");
+    }
+
+    #[test]
+    fn the_settings_that_are_shipped_are_settings() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/tollgate.yaml");
+        let settings = FileSettings::read(&path).unwrap();
+        assert_eq!(settings.drain_timeout.as_deref().map(duration), Some(Ok(Duration::from_secs(60))));
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod auth;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod demo;
 pub mod estimate;
 pub mod gateway;
 pub mod limit;

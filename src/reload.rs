@@ -17,8 +17,6 @@ use tokio_util::sync::CancellationToken;
 use crate::node::Node;
 use crate::policy;
 
-/// The largest policy file that is read; the parser's own bound.
-const MAX_POLICY_BYTES: u64 = 8 * 1024 * 1024;
 /// What a watch missed is found after this long.
 const POLL: Duration = Duration::from_secs(2);
 /// A write comes as several events; the last one counts.
@@ -27,14 +25,13 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// Reads a policy file.
 ///
 /// # Errors
-/// It cannot be read, is not UTF-8, or is larger than 8 MiB.
+/// It cannot be read or is not UTF-8.
 pub fn read(path: &Path) -> io::Result<String> {
     use std::io::Read;
     let mut text = String::new();
-    std::fs::File::open(path)?.take(MAX_POLICY_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_POLICY_BYTES {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a policy has at most 8 MiB"));
-    }
+    // One byte beyond the bound, by which the parser knows that there is more, and says so.
+    let most = policy::MAX_BYTES as u64 + 1;
+    std::fs::File::open(path)?.take(most).read_to_string(&mut text)?;
     Ok(text)
 }
 

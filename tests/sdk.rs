@@ -14,8 +14,8 @@ mod venv;
 
 use serde_json::{Value, json};
 use stage::{Played, Sdk, Stage};
-use support::Key;
 use support::policy::AMPLE;
+use support::{Attempt, Key};
 
 /// One token a second with room for 200: a request for 150 fits once, the next one has to wait for minutes.
 const SLOW: &str = "tokens_per_minute: 60, burst_tokens: 200, requests_per_minute: 6_000, max_inflight: 10";
@@ -33,8 +33,15 @@ async fn openai_plain() {
     assert_eq!(played.report["object"], "chat.completion");
     assert_eq!(played.report["choices"].as_array().unwrap().len(), 1);
     assert_ne!(played.report["choices"][0]["text"], "");
-    assert_eq!(played.only_attempt().line, "POST /v1/chat/completions");
-    assert_usage_is_the_bill(&stage, &played.report).await;
+
+    let attempt = played.only_attempt();
+    assert_eq!(attempt.line, "POST /v1/chat/completions");
+    let bill = assert_settled_as_billed(&stage, attempt).await;
+    assert_eq!(usage(&played.report), billed(&bill));
+    assert_eq!(played.report["request_id"], bill["id"], "the provider's id is what its support asks for");
+    // The limits are the tenant's own, not those of the provider's account.
+    assert_eq!(attempt.answer("x-ratelimit-limit-tokens"), Some("1000000"));
+    assert_eq!(attempt.answer("x-ratelimit-remaining-requests"), Some("59999"));
 }
 
 #[tokio::test]
@@ -47,10 +54,9 @@ async fn openai_stream_without_usage() {
         assert_ne!(report["choices"][0]["finish"], Value::Null, "{scenario}");
         assert_eq!(report["usage_chunks"], 0, "{scenario}: nobody asked for usage");
         assert_eq!(report["chunks_without_choices"], 0, "{scenario}: the chunk that carried it is gone too");
+        // The node had asked for it all the same, and settled on it.
+        assert_settled_as_billed(&stage, played.only_attempt()).await;
     }
-    // The node had asked for it all the same, and settled on it: nothing is left open.
-    assert_eq!(stage.provider.stat("completed").await, 2);
-    stage.assert_at_rest().await;
 }
 
 #[tokio::test]
@@ -60,7 +66,8 @@ async fn openai_stream_with_usage() {
     assert_ne!(played.report["choices"][0]["text"], "");
     assert_eq!(played.report["usage_chunks"], 1);
     assert_eq!(played.report["chunks_without_choices"], 1);
-    assert_usage_is_the_bill(&stage, &played.report).await;
+    let bill = assert_settled_as_billed(&stage, played.only_attempt()).await;
+    assert_eq!(usage(&played.report), billed(&bill));
 }
 
 #[tokio::test]
@@ -69,10 +76,13 @@ async fn openai_tools() {
     let whole = stage.play(Sdk::OpenAi, "tools").await;
     let streamed = stage.play(Sdk::OpenAi, "tools_stream").await;
     for played in [&whole, &streamed] {
-        let call = &played.report["choices"][0]["tools"][0];
-        assert_eq!(call["name"], "weather", "{:?}", played.report);
-        let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+        let choice = &played.report["choices"][0];
+        assert_eq!(choice["tools"].as_array().unwrap().len(), 1, "{choice}");
+        assert_eq!(choice["tools"][0]["name"], "weather", "{choice}");
+        let arguments: Value =
+            serde_json::from_str(choice["tools"][0]["arguments"].as_str().unwrap()).unwrap();
         assert!(arguments.is_object(), "the deltas add up to JSON: {arguments}");
+        assert_settled_as_billed(&stage, played.only_attempt()).await;
     }
     assert_eq!(whole.report["choices"][0]["tools"], streamed.report["choices"][0]["tools"]);
 }
@@ -80,17 +90,20 @@ async fn openai_tools() {
 #[tokio::test]
 async fn openai_three_choices() {
     let Some(stage) = Stage::open(AMPLE).await else { return };
-    let played = stage.play(Sdk::OpenAi, "three_choices").await;
-    assert_eq!(indices(&played.report), [0, 1, 2]);
-    assert_usage_is_the_bill(&stage, &played.report).await;
+    let whole = stage.play(Sdk::OpenAi, "three_choices").await;
+    assert_eq!(indices(&whole.report), [0, 1, 2]);
+    let bill = assert_settled_as_billed(&stage, whole.only_attempt()).await;
+    assert_eq!(usage(&whole.report), billed(&bill));
 
     let streamed = stage.play(Sdk::OpenAi, "three_choices_stream").await;
-    assert_eq!(indices(&streamed.report), [0, 1, 2]);
     assert_eq!(streamed.report["usage_chunks"], 0);
-    for (streamed, whole) in choices(&streamed.report).iter().zip(choices(&played.report)) {
-        assert_eq!(streamed, whole, "a stream says what a whole answer says");
+    assert_eq!(streamed.report["choices"], whole.report["choices"], "a stream says what a whole answer says");
+    assert_settled_as_billed(&stage, streamed.only_attempt()).await;
+
+    for played in [&whole, &streamed] {
+        let decision = stage.decision(played.only_attempt()).await;
+        assert_eq!(decision["estimate"]["output"], 3 * 16, "the ceiling is reserved for each choice");
     }
-    stage.assert_at_rest().await;
 }
 
 #[tokio::test]
@@ -99,8 +112,10 @@ async fn openai_embeddings() {
     let played = stage.play(Sdk::OpenAi, "embeddings").await;
     assert_eq!(played.report["vectors"], 2);
     assert_ne!(played.report["lengths"][0], 0);
-    assert_eq!(played.report["input"], stage.provider.stat("input_tokens").await);
-    stage.assert_at_rest().await;
+    let bill = assert_settled_as_billed(&stage, played.only_attempt()).await;
+    assert_eq!(json!([played.report["input"], 0]), billed(&bill));
+    let decision = stage.decision(played.only_attempt()).await;
+    assert_eq!(decision["estimate"]["output"], 0, "vectors are no tokens");
 }
 
 #[tokio::test]
@@ -109,7 +124,9 @@ async fn openai_models() {
     let played = stage.play(Sdk::OpenAi, "models").await;
     let ids = played.report["ids"].as_array().unwrap();
     assert!(ids.contains(&json!("gpt-5")) && ids.contains(&json!("text-embedding-4")), "{ids:?}");
-    assert_eq!(stage.provider.stat("requests").await, 0, "the policy knows the models: no provider is asked");
+    assert!(!ids.contains(&json!("claude-haiku-4-5")), "it cannot be called in this dialect: {ids:?}");
+    assert_eq!(played.only_attempt().status, 200);
+    assert_nothing_was_sent(&stage).await;
 }
 
 #[tokio::test]
@@ -118,8 +135,14 @@ async fn anthropic_plain() {
     let played = stage.play(Sdk::Anthropic, "plain").await;
     assert_eq!(played.report["object"], "message");
     assert_ne!(played.report["text"], "");
-    assert_eq!(played.only_attempt().line, "POST /v1/messages");
-    assert_usage_is_the_bill(&stage, &played.report).await;
+
+    let attempt = played.only_attempt();
+    assert_eq!(attempt.line, "POST /v1/messages");
+    let bill = assert_settled_as_billed(&stage, attempt).await;
+    assert_eq!(usage(&played.report), billed(&bill));
+    assert_eq!(played.report["request_id"], bill["id"], "the provider's id is what its support asks for");
+    assert_eq!(attempt.answer("anthropic-ratelimit-tokens-limit"), Some("1000000"));
+    assert_eq!(attempt.answer("anthropic-ratelimit-requests-remaining"), Some("59999"));
 }
 
 #[tokio::test]
@@ -130,7 +153,8 @@ async fn anthropic_stream() {
     let events = played.report["events"].as_array().unwrap();
     assert_eq!(events.first(), Some(&json!("message_start")), "{events:?}");
     assert_eq!(events.last(), Some(&json!("message_stop")), "{events:?}");
-    assert_usage_is_the_bill(&stage, &played.report).await;
+    let bill = assert_settled_as_billed(&stage, played.only_attempt()).await;
+    assert_eq!(usage(&played.report), billed(&bill));
 }
 
 #[tokio::test]
@@ -139,9 +163,13 @@ async fn anthropic_tools() {
     let whole = stage.play(Sdk::Anthropic, "tools").await;
     let streamed = stage.play(Sdk::Anthropic, "tools_stream").await;
     for played in [&whole, &streamed] {
-        let call = &played.report["tools"][0];
-        assert_eq!(call["name"], "weather", "{:?}", played.report);
-        assert!(call["arguments"].is_object(), "the deltas add up to JSON: {call}");
+        let calls = played.report["tools"].as_array().unwrap();
+        assert_eq!(calls.len(), 1, "{:?}", played.report);
+        assert_eq!(calls[0]["name"], "weather", "{:?}", played.report);
+        assert!(calls[0]["arguments"].is_object(), "the deltas add up to JSON: {:?}", calls[0]);
+        assert_eq!(played.report["finish"], "tool_use");
+        let bill = assert_settled_as_billed(&stage, played.only_attempt()).await;
+        assert_eq!(usage(&played.report), billed(&bill));
     }
     assert_eq!(whole.report["tools"], streamed.report["tools"]);
 }
@@ -150,11 +178,21 @@ async fn anthropic_tools() {
 async fn anthropic_count_tokens() {
     let Some(stage) = Stage::open(AMPLE).await else { return };
     let counted = stage.play(Sdk::Anthropic, "count_tokens").await;
-    let input = counted.report["input"].as_u64().unwrap();
-    assert!(input > 0);
-    assert_eq!(counted.only_attempt().line, "POST /v1/messages/count_tokens");
-    assert_eq!(stage.provider.stat("output_tokens").await, 0, "counting answers nothing");
+    let attempt = counted.only_attempt();
+    assert_eq!(attempt.line, "POST /v1/messages/count_tokens");
+    let decision = stage.decision(attempt).await;
+    assert_eq!(decision["ending"]["upstream_status"], 200, "the provider counted: {decision}");
+    assert_eq!(decision["estimate"]["total"], 0, "{decision}");
+    assert_eq!(decision["ending"]["charged"], 0, "{decision}");
+    assert_eq!(stage.provider.stat("requests").await, 0, "it bills nothing for counting");
     stage.assert_at_rest().await;
+
+    let asked = stage.play(Sdk::Anthropic, "plain").await;
+    let bill = stage.bill(asked.only_attempt()).await;
+    assert_eq!(
+        counted.report["input"], bill["input_tokens"],
+        "what was counted is what the same prompt costs"
+    );
 }
 
 #[tokio::test]
@@ -163,6 +201,9 @@ async fn anthropic_models() {
     let played = stage.play(Sdk::Anthropic, "models").await;
     let ids = played.report["ids"].as_array().unwrap();
     assert!(ids.contains(&json!("claude-haiku-4-5")), "{ids:?}");
+    assert!(!ids.contains(&json!("gpt-5")), "it cannot be called in this dialect: {ids:?}");
+    assert_eq!(played.only_attempt().status, 200);
+    assert_nothing_was_sent(&stage).await;
 }
 
 // Refusals.
@@ -171,42 +212,38 @@ async fn anthropic_models() {
 async fn openai_is_refused_once_what_can_never_fit() {
     let Some(stage) = Stage::open(SLOW).await else { return };
     let played = stage.play(Sdk::OpenAi, "too_large").await;
-    assert_never_fits(&played);
+    assert_never_fits(&stage, &played).await;
     assert_eq!(played.report["code"], "rate_limit_exceeded");
     assert_eq!(played.report["type"], "tokens");
-    assert_nothing_was_sent(&stage).await;
 }
 
 #[tokio::test]
 async fn anthropic_is_refused_once_what_can_never_fit() {
     let Some(stage) = Stage::open(SLOW).await else { return };
     let played = stage.play(Sdk::Anthropic, "too_large").await;
-    assert_never_fits(&played);
+    assert_never_fits(&stage, &played).await;
     let error = &played.report["body"]["error"];
     assert_eq!(error["type"], "rate_limit_error");
     assert_eq!(error["details"]["error_code"], "request_too_large_for_limit");
-    assert_nothing_was_sent(&stage).await;
 }
 
 #[tokio::test]
 async fn openai_is_refused_once_when_the_wait_is_long() {
     let Some(stage) = Stage::open(SLOW).await else { return };
     let played = stage.play(Sdk::OpenAi, "spent").await;
-    assert_long_wait(&played);
+    assert_long_wait(&stage, &played).await;
     assert_eq!(played.report["then"]["code"], "rate_limit_exceeded");
     assert_eq!(played.report["then"]["type"], "tokens");
-    assert_eq!(stage.provider.stat("requests").await, 1);
 }
 
 #[tokio::test]
 async fn anthropic_is_refused_once_when_the_wait_is_long() {
     let Some(stage) = Stage::open(SLOW).await else { return };
     let played = stage.play(Sdk::Anthropic, "spent").await;
-    assert_long_wait(&played);
+    assert_long_wait(&stage, &played).await;
     let error = &played.report["then"]["body"]["error"];
     assert_eq!(error["type"], "rate_limit_error");
     assert_eq!(error["details"]["error_code"], "tenant_rate_limit_exceeded");
-    assert_eq!(stage.provider.stat("requests").await, 1);
 }
 
 #[tokio::test]
@@ -226,82 +263,118 @@ async fn anthropic_succeeds_on_the_next_attempt_when_the_wait_is_short() {
 #[tokio::test]
 async fn a_wrong_key_is_told_so_once() {
     let Some(stage) = Stage::open(AMPLE).await else { return };
-    for sdk in [Sdk::OpenAi, Sdk::Anthropic] {
+    for (sdk, error) in [(Sdk::OpenAi, "/code"), (Sdk::Anthropic, "/body/error/type")] {
         let played = stage.play_as(sdk, "refused", &Key::of("a stranger")).await;
-        assert_eq!(played.report["class"], "AuthenticationError", "{sdk:?}");
-        assert_eq!(played.only_attempt().status, 401, "{sdk:?}");
-        assert_eq!(played.only_attempt().answer("x-tollgate-error"), Some("unauthenticated"), "{sdk:?}");
+        assert_told_once(&played, "AuthenticationError", 401, "unauthenticated");
+        let expected = match sdk {
+            Sdk::OpenAi => "invalid_api_key",
+            Sdk::Anthropic => "authentication_error",
+        };
+        assert_eq!(played.report.pointer(error).unwrap(), expected, "{sdk:?} {}", played.report);
     }
+    assert_eq!(faults(&stage, "unauthenticated").await, 2);
     assert_nothing_was_sent(&stage).await;
 }
 
 #[tokio::test]
 async fn an_unknown_model_is_told_so_once() {
     let Some(stage) = Stage::open(AMPLE).await else { return };
-    for sdk in [Sdk::OpenAi, Sdk::Anthropic] {
+    for (sdk, error) in [(Sdk::OpenAi, "/code"), (Sdk::Anthropic, "/body/error/type")] {
         let played = stage.play(sdk, "unknown_model").await;
-        assert_eq!(played.report["class"], "NotFoundError", "{sdk:?}");
-        assert_eq!(played.only_attempt().status, 404, "{sdk:?}");
+        assert_told_once(&played, "NotFoundError", 404, "model_not_found");
         let message = played.report["message"].as_str().unwrap();
         assert!(message.contains("no-such-model"), "{sdk:?}: the message names it: {message}");
+        let expected = match sdk {
+            Sdk::OpenAi => "model_not_found",
+            Sdk::Anthropic => "not_found_error",
+        };
+        assert_eq!(played.report.pointer(error).unwrap(), expected, "{sdk:?} {}", played.report);
     }
+    assert_eq!(faults(&stage, "model_not_found").await, 2);
     assert_nothing_was_sent(&stage).await;
 }
 
 // Aborts.
 
 #[tokio::test]
-async fn an_aborted_stream_is_aborted_upstream_and_holds_nothing() {
+async fn an_aborted_stream_is_aborted_upstream_and_costs_what_was_seen() {
     let Some(stage) = Stage::open(AMPLE).await else { return };
-    for (sdk, aborted) in [(Sdk::OpenAi, 1), (Sdk::Anthropic, 2)] {
+    for sdk in [Sdk::OpenAi, Sdk::Anthropic] {
         let played = stage.play(sdk, "aborted").await;
-        assert_eq!(played.only_attempt().status, 200, "{sdk:?}");
-        support::eventually("the provider sees the abort", async || {
-            match stage.provider.stat("aborted").await {
-                count if count == aborted => Ok(()),
-                count => Err(format!("{count} aborted")),
-            }
-        })
-        .await;
+        let attempt = played.only_attempt();
+        assert_eq!(attempt.status, 200, "{sdk:?}");
+        assert_ne!(played.report["chunks"], 0, "{sdk:?}");
+
         // At ten chunks a second the whole answer would have taken a hundred seconds.
-        assert_eq!(stage.provider.stat("completed").await, 0, "{sdk:?}");
-        assert_eq!(stage.provider.stat("inflight").await, 0, "{sdk:?}");
+        let bill = stage.bill(attempt).await;
+        assert_eq!(bill["outcome"], "aborted", "{sdk:?} {bill}");
+        let decision = stage.decision(attempt).await;
+        let ending = &decision["ending"];
+        assert_eq!(json!([ending["how"], ending["why"]]), json!(["settled", "client_gone"]), "{decision}");
+        assert_conserved(&decision);
+        // Counted here from what passed, so not to the token what the provider had sent; but the ceiling it was, it is not.
+        let (charged, held) = (number(&ending["charged"]), number(&decision["estimate"]["total"]));
+        assert!(charged >= number(&bill["input_tokens"]), "the prompt was read: {decision} {bill}");
+        assert!(charged < held / 10, "a few chunks of a thousand tokens: {decision} {bill}");
         stage.assert_at_rest().await;
     }
-    let admitted = stage.node.metric("tollgate_decisions_total", &["outcome=\"admitted\""]).await;
-    assert_eq!(admitted, 2, "both were counted, so a gauge at zero means something");
+    assert_eq!(stage.provider.stat("inflight").await, 0);
 }
 
 // What several stories assert.
 
-/// The SDK's usage, the provider's bill and what the node settled are one number.
-async fn assert_usage_is_the_bill(stage: &Stage, report: &Value) {
-    let billed = json!({ "input": stage.provider.stat("input_tokens").await, "output": stage.provider.stat("output_tokens").await });
-    for unit in ["input", "output"] {
-        assert_eq!(report["usage"][unit], billed[unit], "{unit}: {report}");
-        assert_ne!(billed[unit], 0, "{unit}");
-    }
+/// The attempt was served once, and the node settled it with what the provider billed for it. Returns the bill.
+async fn assert_settled_as_billed(stage: &Stage, attempt: &Attempt) -> Value {
+    let bill = stage.bill(attempt).await;
+    assert_eq!(bill["outcome"], "completed", "{bill}");
+    assert_ne!(bill["input_tokens"], 0, "{bill}");
+    let decision = stage.decision(attempt).await;
+    assert_eq!(decision["outcome"], "admitted", "{decision}");
+    let ending = &decision["ending"];
+    assert_eq!(json!([ending["how"], ending["why"]]), json!(["settled", "usage"]), "{decision}");
+    assert_eq!(json!([ending["attempts"], ending["upstream_status"]]), json!([1, 200]), "{decision}");
+    let total = number(&bill["input_tokens"]) + number(&bill["output_tokens"]);
+    assert_eq!(number(&ending["charged"]), total, "{decision} {bill}");
+    assert_conserved(&decision);
     stage.assert_at_rest().await;
-    let settled = stage.node.metric("tollgate_tokens_settled_total", &[]).await;
-    assert_eq!(json!(settled), json!(billed["input"].as_i64().unwrap() + billed["output"].as_i64().unwrap()));
+    bill
+}
+
+/// Held − refunded + overage = charged.
+fn assert_conserved(decision: &Value) {
+    let (held, ending) = (number(&decision["estimate"]["total"]), &decision["ending"]);
+    let charged = held + number(&ending["overage"]) - number(&ending["refunded"]);
+    assert_eq!(charged, number(&ending["charged"]), "{decision}");
 }
 
 async fn assert_nothing_was_sent(stage: &Stage) {
+    assert_eq!(stage.node.metric("tollgate_upstream_attempts_total", &[]).await, 0, "the node sent nothing");
     assert_eq!(stage.provider.stat("requests").await, 0, "the provider was never asked");
     stage.assert_at_rest().await;
 }
 
-fn assert_never_fits(played: &Played) {
-    let attempt = played.only_attempt();
-    assert_eq!(attempt.answer("x-tollgate-error"), Some("request_too_large_for_limit"));
-    assert_eq!(attempt.answer("x-should-retry"), Some("false"));
-    assert_eq!(attempt.answer("retry-after"), None, "no wait would help");
-    assert_eq!(played.report["class"], "RateLimitError", "{}", played.report);
-    let message = played.report["message"].as_str().unwrap();
-    assert!(message.contains("200"), "the message names the limit: {message}");
+/// The application got the one answer of the one attempt, and no reason to try again.
+fn assert_told_once(played: &Played, class: &str, status: u16, code: &str) {
+    let (report, attempt) = (&played.report, played.only_attempt());
+    assert_eq!(report["class"], class, "{report}");
+    assert_eq!(attempt.status, status, "{report}");
+    assert_eq!(attempt.answer("x-tollgate-error"), Some(code), "{report}");
+    let decision = attempt.answer("x-tollgate-decision").unwrap();
+    assert_eq!(report["request_id"], format!("tg_{decision}"), "what to quote when asking the operator");
 }
 
-fn assert_long_wait(played: &Played) {
+async fn assert_never_fits(stage: &Stage, played: &Played) {
+    assert_told_once(played, "RateLimitError", 429, "request_too_large_for_limit");
+    let attempt = played.only_attempt();
+    assert_eq!(attempt.answer("x-should-retry"), Some("false"));
+    assert_eq!(attempt.answer("retry-after"), None, "no wait would help");
+    let message = played.report["message"].as_str().unwrap();
+    assert!(message.contains("200"), "the message names the limit: {message}");
+    assert_denied(stage, attempt, "request_too_large_for_limit").await;
+    assert_nothing_was_sent(stage).await;
+}
+
+async fn assert_long_wait(stage: &Stage, played: &Played) {
     assert_eq!(played.statuses(), [200, 429], "one attempt after the one that spent it all");
     let refusal = &played.attempts[1];
     assert_eq!(
@@ -312,33 +385,72 @@ fn assert_long_wait(played: &Played) {
     let seconds: u64 = refusal.answer("retry-after").expect("waiting does help").parse().unwrap();
     assert!((61..=200).contains(&seconds), "{seconds} seconds");
     assert_eq!(played.report["then"]["class"], "RateLimitError", "{}", played.report);
+    assert_settled_as_billed(stage, &played.attempts[0]).await;
+    assert_denied(stage, refusal, "tenant_rate_limit_exceeded").await;
+    assert_eq!(stage.provider.stat("requests").await, 1);
+}
+
+async fn assert_denied(stage: &Stage, attempt: &Attempt, reason: &str) {
+    let decision = stage.decision(attempt).await;
+    assert_eq!(json!([decision["outcome"], decision["reason"]]), json!(["denied", reason]), "{decision}");
+    let label = format!("reason=\"{reason}\"");
+    let denied = stage.node.metric("tollgate_decisions_total", &["outcome=\"denied\"", &label]).await;
+    assert_eq!(denied, 1);
 }
 
 async fn assert_patience_is_rewarded(stage: &Stage, played: &Played) {
     let finishes = played.report["finishes"].as_array().unwrap();
     assert_eq!(finishes.len(), 3, "each call succeeded in the end");
     let statuses = played.statuses();
-    assert!(statuses.contains(&429), "three calls at once, one every two seconds: {statuses:?}");
-    assert!(
-        !statuses.windows(2).any(|pair| pair == [429, 429]),
-        "one wait was enough each time: {statuses:?}"
+    assert_eq!(
+        statuses,
+        [200, 429, 200, 429, 200],
+        "two calls came too early; one wait was enough each time"
     );
-    for refusal in played.attempts.iter().filter(|attempt| attempt.status == 429) {
+    for pair in played.attempts.windows(2).filter(|pair| pair[0].status == 429) {
+        let [refusal, success] = pair else { unreachable!("windows of two") };
         let milliseconds: u64 =
             refusal.answer("retry-after-ms").expect("a short wait is told exactly").parse().unwrap();
-        assert!((1..=4_000).contains(&milliseconds), "{milliseconds} ms");
+        assert!(
+            (1..=2_200).contains(&milliseconds),
+            "at most two seconds and their jitter: {milliseconds} ms"
+        );
         let seconds: u64 = refusal.answer("retry-after").expect("and in seconds").parse().unwrap();
-        assert!((1..=4).contains(&seconds), "{seconds} s");
+        assert_eq!(seconds, milliseconds.div_ceil(1_000));
         assert_ne!(refusal.answer("x-should-retry"), Some("false"));
+        assert_eq!(
+            success.sent["x-stainless-retry-count"], "1",
+            "the SDK's own retry, not the application's"
+        );
+        assert_settled_as_billed(stage, success).await;
     }
-    assert_eq!(stage.provider.stat("requests").await, 3);
-    stage.assert_at_rest().await;
+    let milliseconds = number(&played.report["milliseconds"]);
+    assert!(milliseconds >= 4_000, "the third of three calls, one every two seconds: {milliseconds} ms");
+    let denied = stage.node.metric("tollgate_decisions_total", &["outcome=\"denied\""]).await;
+    assert_eq!(denied, 2);
+    assert_eq!(stage.provider.stat("requests").await, 3, "the refused attempts stayed here");
 }
 
-fn choices(report: &Value) -> &[Value] {
-    report["choices"].as_array().unwrap()
+/// How many requests the node refused as faulty for this reason, before any limit was asked.
+async fn faults(stage: &Stage, reason: &str) -> i64 {
+    let label = format!("reason=\"{reason}\"");
+    stage.node.metric("tollgate_decisions_total", &["outcome=\"error\"", &label]).await
+}
+
+/// Input and output as the SDK reports them.
+fn usage(report: &Value) -> Value {
+    json!([report["usage"]["input"], report["usage"]["output"]])
+}
+
+/// Input and output as the provider billed them.
+fn billed(bill: &Value) -> Value {
+    json!([bill["input_tokens"], bill["output_tokens"]])
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
 fn indices(report: &Value) -> Vec<u64> {
-    choices(report).iter().map(|choice| choice["index"].as_u64().unwrap()).collect()
+    report["choices"].as_array().unwrap().iter().map(|choice| number(&choice["index"])).collect()
 }

@@ -4,14 +4,15 @@
 //! output. With `--json` both are one object on standard output. Exit code 0: a node would take this policy; 1: it would not.
 
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::policy::summary::{self, PoolSummary, Summary, grouped};
 use crate::policy::{self, Problems};
+use crate::reload;
 
 /// Arguments of `tollgate check`.
 #[derive(Debug, clap::Args)]
@@ -29,7 +30,7 @@ const MAX_EXCEPTIONS: usize = 50;
 /// Runs the command.
 pub fn run(args: Args) -> ExitCode {
     let name = args.file.display().to_string();
-    let text = match read(&args.file) {
+    let text = match reload::read(&args.file) {
         Ok(text) => text,
         Err(error) => {
             if args.json {
@@ -58,14 +59,6 @@ pub fn run(args: Args) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Reads no more than a policy may have and one byte beyond, by which `parse` knows that there is more.
-fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let most = u64::try_from(policy::MAX_BYTES).unwrap_or(u64::MAX).saturating_add(1);
-    std::fs::File::open(path)?.take(most).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 /// A reader that went away (`| head`) is no failure of the check.
@@ -114,6 +107,12 @@ fn tables_of(summary: &Summary, name: &str) -> String {
         }
         if let Some(more @ 1..) = summary.exceptions.len().checked_sub(MAX_EXCEPTIONS) {
             let _ = writeln!(text, "  and {more} more, all of them with --json");
+        }
+    }
+    if !summary.not_yet_enforced.is_empty() {
+        text.push_str("\nRead and checked, but not yet enforced by this version\n");
+        for setting in &summary.not_yet_enforced {
+            let _ = writeln!(text, "  {setting}");
         }
     }
     if !summary.warnings.is_empty() {

@@ -185,6 +185,9 @@ fn say_what_is_missing(snapshot: &Snapshot) {
     for warning in &snapshot.policy.warnings {
         tracing::warn!("{}", warning.render("policy"));
     }
+    for setting in policy::not_yet_enforced(&snapshot.policy) {
+        tracing::warn!("not yet enforced by this version: {setting}");
+    }
     for upstream in snapshot.upstreams.iter() {
         if let Some(problem) = upstream.problem() {
             tracing::warn!(provider = upstream.name, problem, "a provider cannot be called from this node");

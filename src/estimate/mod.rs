@@ -15,6 +15,7 @@ mod cache;
 mod encoding;
 mod framing;
 mod images;
+pub mod learned;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use crate::route::{Ask, Piece};
 pub use cache::{CacheStats, TokenCache};
 pub use encoding::{Encoding, count_text, warm_up};
 pub use images::ImageRule;
+pub use learned::LearnedOutput;
 
 /// What a request is expected to cost at most, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,16 +90,4 @@ pub fn input_tokens_for(ask: &Ask, model: &str, encoding: Encoding, cache: &Toke
         };
         sum.saturating_add(tokens)
     })
-}
-
-/// Text that is counted where it stands: at some 20 MB/s this is under a millisecond.
-const SHORT_TEXT_BYTES: usize = 16 << 10;
-
-/// A piece costs about as much as this much text, even an empty one.
-const PIECE_BYTES: usize = 16;
-
-/// Whether counting takes so long that it belongs off the async workers.
-pub fn is_long(ask: &Ask) -> bool {
-    let pieces = ask.prompt.pieces().len().saturating_mul(PIECE_BYTES);
-    ask.prompt.text_bytes().saturating_add(pieces) > SHORT_TEXT_BYTES
 }

@@ -1,5 +1,7 @@
 //! What a request needs, or has used, in each dimension that a limit can bind.
 
+use super::bucket::Rate;
+
 /// What a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dimension {
@@ -60,9 +62,9 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// The largest number of tokens that any amount may name. A larger one is cut to it: no limit is that large (the policy
-    /// bounds a limit by 10^15), so it still can never fit, and sums of a million of them stay inside an `i64`.
-    pub const MOST: u64 = 2_000_000_000_000;
+    /// The largest number of tokens that an amount names. A larger one is cut to it: no bucket holds that much, so it still can
+    /// never fit.
+    pub const MOST: u64 = Rate::MOST + 1;
 
     /// An amount of `input` and `output` tokens, each counted in full.
     #[must_use]

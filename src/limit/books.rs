@@ -2,6 +2,8 @@
 //!
 //! Law, after every command: `reserved − refunded + overage = settled + closed + abandoned + open`.
 
+use super::decision::Resolution;
+
 /// Running totals. All in tokens of [`super::Dimension::Tokens`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Books {
@@ -41,5 +43,42 @@ impl Books {
             abandoned: self.abandoned + other.abandoned,
             open: self.open + other.open,
         }
+    }
+
+    /// Enters a reservation of `held`.
+    pub(super) fn reserve(&mut self, held: u64) {
+        self.reserved += u128::from(held);
+        self.open += u128::from(held);
+    }
+
+    /// Closes a reservation of `held` at its deadline.
+    pub(super) fn expire(&mut self, held: u64) {
+        self.open -= u128::from(held);
+        self.closed += u128::from(held);
+    }
+
+    /// Ends a reservation of `held`; `late` says that it was closed at its deadline before. Returns what was refunded and the overage.
+    pub(super) fn resolve(&mut self, held: u64, resolution: Resolution, late: bool) -> (u64, u64) {
+        let stood = if late { &mut self.closed } else { &mut self.open };
+        *stood -= u128::from(held);
+        let spent = match resolution {
+            Resolution::Settle(used) => {
+                self.settled += u128::from(used.total);
+                used.total
+            }
+            Resolution::Close => {
+                self.closed += u128::from(held);
+                held
+            }
+            Resolution::Abandon => {
+                self.abandoned += u128::from(held);
+                held
+            }
+            Resolution::Cancel => 0,
+        };
+        let (refunded, overage) = (held.saturating_sub(spent), spent.saturating_sub(held));
+        self.refunded += u128::from(refunded);
+        self.overage += u128::from(overage);
+        (refunded, overage)
     }
 }

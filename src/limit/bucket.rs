@@ -126,13 +126,18 @@ impl Bucket {
 
     /// Puts `amount` back, up to `burst`.
     pub fn refund(&mut self, rate: Rate, amount: u64) {
-        let ceiling = self.level.max(signed(rate.burst));
-        self.level = self.level.saturating_add_unsigned(amount).min(ceiling);
+        let burst = signed(rate.burst);
+        self.level = self.level.saturating_add_unsigned(amount).min(burst);
+        if self.level == burst {
+            // A full bucket holds `burst` and not a fraction more.
+            self.carry = 0;
+        }
     }
 
-    /// Follows an edit of the limit: what has been used stays used, so the level moves by as much as the capacity did.
-    pub fn follow(&mut self, old: Rate, new: Rate, now: Moment) {
-        self.refill(old, now);
+    /// Follows an edit of the limit made at `edited`: what has been used stays used, so the level moves by as much as the
+    /// capacity did, and refills at the new rate from then on.
+    pub fn follow(&mut self, old: Rate, new: Rate, edited: Moment) {
+        self.refill(old, edited);
         self.level = self.level.saturating_add(signed(new.burst) - signed(old.burst)).min(signed(new.burst));
         if self.level == signed(new.burst) {
             self.carry = 0;

@@ -11,7 +11,7 @@ use super::books::Books;
 use super::decision::{Decision, Denial, LevelView, Levels, Resolution, Resolved, Verdict};
 use super::reservation::{IdempotencyDigest, Phase, Reservation, ReservationId};
 use super::rules::{Name, Rules, Scope};
-use super::tenant::TenantState;
+use super::tenant::{Path, TenantState};
 use super::time::{Moment, Span};
 
 /// Bounds of one limiter. A table that is full refuses new work ([`Denial::Full`]); it never forgets early.
@@ -34,8 +34,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            // Longer than the longest exchange that the edge allows, so that it only fires for a gateway that died or lost one.
-            reservation_deadline: Span::from_secs(15 * 60),
+            // Longer than the longest exchange that a policy may allow, so that it only fires for a gateway that died or lost one.
+            reservation_deadline: Span::from_secs(65 * 60),
             // Longer than a requester retries one id.
             remember: Span::from_secs(5),
             late_settle: Span::from_secs(10 * 60),
@@ -98,9 +98,21 @@ pub struct TenantView {
     pub scopes: Vec<ScopeView>,
 }
 
+/// How long an idle tenant's state is kept at least, so that one who sends now and then is not made anew each time.
+const LINGER: Span = Span::from_secs(60);
+
+/// How many idle tenants one call looks at. A million that came at once also go at once, and to forget them all took 3 s; this
+/// many take a few milliseconds, and the next call goes on.
+const FORGET_AT_ONCE: usize = 1_000;
+
 /// All live state of the tenants of one shard.
+///
+/// A reading of the clock that is earlier than one before counts as that one.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub struct Limiter {
+    /// The latest reading of the clock.
+    now: Moment,
     options: Options,
     rules: Arc<Rules>,
     tenants: HashMap<Name, TenantState>,
@@ -110,7 +122,8 @@ pub struct Limiter {
     over: VecDeque<(Moment, ReservationId)>,
     expired: VecDeque<(Moment, ReservationId)>,
     idempotency: HashMap<IdempotencyDigest, ReservationId>,
-    idempotency_over: VecDeque<(Moment, IdempotencyDigest)>,
+    /// With the reservation that held the key, for the key may since have been freed and taken by another.
+    idempotency_over: VecDeque<(Moment, (IdempotencyDigest, ReservationId))>,
     /// Tenants to forget, each with the instant at which it may be idle and full.
     idle: BTreeSet<(Moment, Name)>,
     books: Books,
@@ -121,6 +134,7 @@ impl Limiter {
     #[must_use]
     pub fn new(options: Options, rules: Arc<Rules>) -> Self {
         Self {
+            now: Moment::default(),
             options,
             rules,
             tenants: HashMap::new(),
@@ -140,69 +154,65 @@ impl Limiter {
         self.rules = rules;
     }
 
-    /// Checks every limit on the request's path, then debits all of them, or none.
+    /// Checks every limit on the request's path, then debits all of them, or none. A repeated id gets the answer that it got,
+    /// with the levels of now; one that was cancelled is denied.
     pub fn reserve(&mut self, now: Moment, request: &Request<'_>) -> Decision {
+        let now = self.read(now);
+        if let Some(known) = self.reservations.get(&request.id) {
+            let verdict = match (known.phase, &known.shadowed) {
+                (Phase::Cancelled, _) => Verdict::Denied(Denial::Cancelled),
+                (_, Some(denial)) => Verdict::Shadowed(Denial::clone(denial)),
+                (_, None) => Verdict::Admitted,
+            };
+            return Decision { verdict, version: known.version, levels: self.levels(now, request) };
+        }
         let version = self.rules.version();
         let answer = |verdict, levels| Decision { verdict, levels, version };
         let denied = |denial| answer(Verdict::Denied(denial), Levels::default());
-
-        if let Some(known) = self.reservations.get(&request.id) {
-            if known.barred {
-                return denied(Denial::Cancelled);
-            }
-            return answer(Verdict::Admitted, self.levels_of(known));
-        }
-        let Some(rules) = self.rules.tenant(request.tenant) else { return denied(Denial::UnknownTenant) };
-        if self.reservations.len() >= self.options.max_reservations {
-            return denied(Denial::Full);
-        }
-        if let Some(digest) = request.idempotency {
-            match self.idempotency.get(&digest).map(|id| self.reservations.get(id)) {
-                Some(Some(Reservation { phase: Phase::Held { .. }, .. })) => {
-                    return denied(Denial::IdempotencyInProgress);
-                }
-                Some(_) => return denied(Denial::AlreadyDispatched),
-                None if self.idempotency.len() >= self.options.max_idempotency_keys => {
-                    return denied(Denial::Full);
-                }
-                None => {}
-            }
+        if let Err(denial) = self.admissible(request) {
+            return denied(denial);
         }
 
         let tenant = match self.tenants.entry(request.tenant.clone()) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(TenantState::new(rules, version, now)),
+            Entry::Vacant(entry) => match self.rules.tenant(request.tenant) {
+                Some(rules) => entry.insert(TenantState::new(rules, version, now)),
+                None => return denied(Denial::UnknownTenant),
+            },
         };
-        tenant.adopt(rules, version, now);
+        tenant.follow(&self.rules, request.tenant);
+        if !tenant.in_force {
+            return denied(Denial::UnknownTenant);
+        }
         let path = tenant.path(request.key, request.project, request.model);
-        let checked = tenant.check(&path, request.need, now);
-        let (verdict, debited) = match checked {
-            Ok(()) => (Verdict::Admitted, tenant.debit(&path, request.need)),
-            Err(denial) if tenant.shadow() => (Verdict::Shadowed(denial), 0),
+        tenant.refill(&path, now);
+        let (verdict, path, debited) = match tenant.check(&path, request.need) {
+            Ok(()) => (Verdict::Admitted, path, tenant.debit(&path, request.need)),
+            Err(denial) if tenant.shadow() => (Verdict::Shadowed(denial), Path::default(), 0),
             Err(denial) => {
                 let levels = tenant.levels(&path);
                 self.watch_for_idleness(now, request.tenant);
                 return answer(Verdict::Denied(denial), levels);
             }
         };
-        let shadowed = matches!(verdict, Verdict::Shadowed(_));
         tenant.open += 1;
-        tenant.assert_invariants();
+        tenant.assert_invariants(&path);
         let levels = tenant.levels(&path);
-
+        let shadowed = match &verdict {
+            Verdict::Shadowed(denial) => Some(Box::new(denial.clone())),
+            _ => None,
+        };
+        if shadowed.is_none() {
+            self.books.reserve(request.need.total);
+        }
         let deadline = now.plus(self.options.reservation_deadline);
         self.deadlines.insert((deadline, request.id));
         if let Some(digest) = request.idempotency {
             self.idempotency.insert(digest, request.id);
         }
-        if !shadowed {
-            self.books.reserved += u128::from(request.need.total);
-            self.books.open += u128::from(request.need.total);
-        }
         self.reservations.insert(
             request.id,
             Reservation {
-                barred: false,
                 tenant: request.tenant.clone(),
                 path,
                 held: request.need,
@@ -219,6 +229,7 @@ impl Limiter {
 
     /// Ends a reservation, once. A late settle of one that was closed at its deadline trues it up, once.
     pub fn resolve(&mut self, now: Moment, id: ReservationId, resolution: Resolution) -> Resolved {
+        let now = self.read(now);
         let Some(reservation) = self.reservations.get_mut(&id) else {
             if resolution == Resolution::Cancel {
                 self.bar(now, id);
@@ -231,51 +242,41 @@ impl Limiter {
                 false
             }
             (Phase::Expired, Resolution::Settle(_) | Resolution::Cancel) => true,
-            (Phase::Expired | Phase::Over, _) => return Resolved::Already,
+            _ => return Resolved::Already,
         };
-        reservation.phase = Phase::Over;
-        let held = reservation.held;
+        let cancelled = resolution == Resolution::Cancel;
+        reservation.phase = if cancelled { Phase::Cancelled } else { Phase::Over };
         let used = match resolution {
             Resolution::Settle(used) => Some(used),
-            Resolution::Close | Resolution::Abandon => Some(held),
+            Resolution::Close | Resolution::Abandon => Some(reservation.held),
             Resolution::Cancel => None,
         };
-        let spent = used.map_or(0, |used| used.total);
-        let (mut refunded, mut overage) =
-            (held.total.saturating_sub(spent), spent.saturating_sub(held.total));
 
-        if let Some(tenant) = self.tenants.get_mut(&reservation.tenant) {
-            if !reservation.shadowed {
-                let Reservation { path, debited, version, .. } = reservation;
-                tenant.true_up(path, *debited, *version, held, used, now);
+        let Reservation { path, held, debited, version, .. } = *reservation;
+        match self.tenants.get_mut(&reservation.tenant) {
+            Some(tenant) => {
+                tenant.follow(&self.rules, &reservation.tenant);
+                tenant.true_up(&path, debited, version, held, used, now);
+                if !late {
+                    tenant.open -= 1;
+                    tenant.free_slots(&path);
+                }
+                tenant.leave(&path);
+                tenant.assert_invariants(&path);
             }
-            if !late {
-                release(tenant, reservation);
-            }
-            tenant.assert_invariants();
-        }
-        if reservation.shadowed {
-            (refunded, overage) = (0, 0);
-        } else {
-            if late {
-                self.books.closed -= u128::from(held.total);
-            } else {
-                self.books.open -= u128::from(held.total);
-            }
-            self.books.refunded += u128::from(refunded);
-            self.books.overage += u128::from(overage);
-            match resolution {
-                Resolution::Settle(used) => self.books.settled += u128::from(used.total),
-                Resolution::Close => self.books.closed += u128::from(held.total),
-                Resolution::Abandon => self.books.abandoned += u128::from(held.total),
-                Resolution::Cancel => {}
+            None => {
+                assert!(late && path == Path::default(), "{id}: its tenant was forgotten before it ended")
             }
         }
-        if let Some(digest) = reservation.idempotency.filter(|_| !late) {
-            if resolution == Resolution::Cancel {
-                self.idempotency.remove(&digest);
-            } else {
-                self.idempotency_over.push_back((now.plus(self.options.idempotency), digest));
+        let (refunded, overage) = match reservation.shadowed {
+            Some(_) => (0, 0),
+            None => self.books.resolve(held.total, resolution, late),
+        };
+        if let Some(digest) = reservation.idempotency {
+            if cancelled {
+                free_idempotency_key(&mut self.idempotency, digest, id);
+            } else if !late {
+                self.idempotency_over.push_back((now.plus(self.options.idempotency), (digest, id)));
             }
         }
         let tenant = reservation.tenant.clone();
@@ -301,24 +302,28 @@ impl Limiter {
         queues.into_iter().flatten().chain(deadline).min()
     }
 
-    /// Closes the reservations whose deadline has passed, and forgets what has been remembered long enough.
+    /// Closes the reservations whose deadline has passed, and forgets what has been remembered long enough. Of idle tenants it
+    /// forgets only so many at a time, so that [`Limiter::poll_timeout`] may name an instant that is past: call again soon.
     pub fn handle_timeout(&mut self, now: Moment) -> Vec<Expired> {
+        let now = self.read(now);
         let mut expired = Vec::new();
         while let Some(&(at, id)) = self.deadlines.first().filter(|(at, _)| *at <= now) {
             self.deadlines.remove(&(at, id));
             expired.extend(self.expire(now, id));
         }
-        while let Some((_, id)) = self.over.pop_front_if(|(at, _)| *at <= now) {
+        while let Some(id) = pop_due(&mut self.over, now) {
             self.reservations.remove(&id);
         }
-        while let Some((_, id)) = self.expired.pop_front_if(|(at, _)| *at <= now) {
-            self.reservations.remove(&id);
+        while let Some(id) = pop_due(&mut self.expired, now) {
+            self.forget_expired(now, id);
         }
-        while let Some((_, digest)) = self.idempotency_over.pop_front_if(|(at, _)| *at <= now) {
-            self.idempotency.remove(&digest);
+        while let Some((digest, id)) = pop_due(&mut self.idempotency_over, now) {
+            free_idempotency_key(&mut self.idempotency, digest, id);
         }
-        while let Some((_, name)) = pop_due(&mut self.idle, now) {
-            self.forget_if_idle(now, name);
+        for _ in 0..FORGET_AT_ONCE {
+            let Some(first) = self.idle.first().filter(|(at, _)| *at <= now).cloned() else { break };
+            self.idle.remove(&first);
+            self.forget_if_idle(now, first.1);
         }
         self.assert_invariants();
         expired
@@ -326,13 +331,14 @@ impl Limiter {
 
     /// A tenant's levels as of `now`; none when the rules do not name it.
     pub fn tenant(&mut self, now: Moment, name: &Name) -> Option<TenantView> {
+        let now = self.read(now);
         let rules = self.rules.tenant(name)?;
         let version = self.rules.version();
         let Some(tenant) = self.tenants.get_mut(name) else {
             let scopes = TenantState::new(rules, version, now).scopes(now);
             return Some(TenantView { open: 0, scopes });
         };
-        tenant.adopt(rules, version, now);
+        tenant.follow(&self.rules, name);
         Some(TenantView { open: tenant.open, scopes: tenant.scopes(now) })
     }
 
@@ -360,30 +366,64 @@ impl Limiter {
         self.reservations.len()
     }
 
-    fn levels_of(&self, reservation: &Reservation) -> Levels {
-        self.tenants
-            .get(&reservation.tenant)
-            .map(|tenant| tenant.levels(&reservation.path))
-            .unwrap_or_default()
+    fn read(&mut self, now: Moment) -> Moment {
+        self.now = self.now.max(now);
+        self.now
+    }
+
+    /// What refuses a request before any limit is looked at.
+    fn admissible(&self, request: &Request<'_>) -> Result<(), Denial> {
+        if self.reservations.len() >= self.options.max_reservations {
+            return Err(Denial::Full);
+        }
+        let Some(digest) = request.idempotency else { return Ok(()) };
+        if let Some(holder) = self.idempotency.get(&digest) {
+            return match self.reservations.get(holder).map(|holder| holder.phase) {
+                Some(Phase::Held { .. }) => Err(Denial::IdempotencyInProgress),
+                _ => Err(Denial::AlreadyDispatched),
+            };
+        }
+        let keys = self.idempotency.len().max(self.idempotency_over.len());
+        if keys >= self.options.max_idempotency_keys { Err(Denial::Full) } else { Ok(()) }
+    }
+
+    /// The levels on a request's path.
+    fn levels(&mut self, now: Moment, request: &Request<'_>) -> Levels {
+        let Some(tenant) = self.tenants.get_mut(request.tenant) else { return Levels::default() };
+        tenant.follow(&self.rules, request.tenant);
+        let path = tenant.path(request.key, request.project, request.model);
+        tenant.refill(&path, now);
+        tenant.levels(&path)
     }
 
     fn expire(&mut self, now: Moment, id: ReservationId) -> Option<Expired> {
         let reservation = self.reservations.get_mut(&id)?;
         reservation.phase = Phase::Expired;
         if let Some(tenant) = self.tenants.get_mut(&reservation.tenant) {
-            release(tenant, reservation);
+            tenant.open -= 1;
+            tenant.free_slots(&reservation.path);
         }
-        if !reservation.shadowed {
-            self.books.open -= u128::from(reservation.held.total);
-            self.books.closed += u128::from(reservation.held.total);
+        if reservation.shadowed.is_none() {
+            self.books.expire(reservation.held.total);
         }
         if let Some(digest) = reservation.idempotency {
-            self.idempotency_over.push_back((now.plus(self.options.idempotency), digest));
+            self.idempotency_over.push_back((now.plus(self.options.idempotency), (digest, id)));
         }
         let expired = Expired { id, tenant: reservation.tenant.clone(), held: reservation.held };
         self.expired.push_back((now.plus(self.options.late_settle), id));
         self.watch_for_idleness(now, &expired.tenant);
         Some(expired)
+    }
+
+    /// The time for a late settle is over.
+    fn forget_expired(&mut self, now: Moment, id: ReservationId) {
+        let Some(reservation) = self.reservations.remove(&id) else { return };
+        if reservation.phase == Phase::Expired
+            && let Some(tenant) = self.tenants.get_mut(&reservation.tenant)
+        {
+            tenant.leave(&reservation.path);
+            self.watch_for_idleness(now, &reservation.tenant);
+        }
     }
 
     /// A cancel overtook the reservation it cancels: when that arrives, it must find this and debit nothing.
@@ -401,26 +441,21 @@ impl Limiter {
         if tenant.queued {
             return;
         }
+        tenant.follow(&self.rules, name);
         let Some(wait) = tenant.idle_in(now) else { return };
         tenant.queued = true;
-        self.idle.insert((now.plus(wait), name.clone()));
+        self.idle.insert((now.plus(wait.max(LINGER)), name.clone()));
     }
 
     /// A tenant is forgotten only when it is full with nothing open: then a bucket made anew is no different.
     fn forget_if_idle(&mut self, now: Moment, name: Name) {
-        let Entry::Occupied(mut entry) = self.tenants.entry(name) else { return };
-        let tenant = entry.get_mut();
+        let Some(tenant) = self.tenants.get_mut(&name) else { return };
         tenant.queued = false;
-        match tenant.idle_in(now) {
-            Some(wait) if wait == Span::default() => {
-                entry.remove();
-            }
-            Some(wait) => {
-                tenant.queued = true;
-                let name = entry.key().clone();
-                self.idle.insert((now.plus(wait), name));
-            }
-            None => {}
+        tenant.follow(&self.rules, &name);
+        if tenant.idle_in(now) == Some(Span::default()) {
+            self.tenants.remove(&name);
+        } else {
+            self.watch_for_idleness(now, &name);
         }
     }
 
@@ -430,17 +465,18 @@ impl Limiter {
     }
 }
 
-/// The slot and the place among the open: freed once, whatever ends the reservation.
-fn release(tenant: &mut TenantState, reservation: &Reservation) {
-    tenant.open = tenant.open.saturating_sub(1);
-    if !reservation.shadowed {
-        tenant.free_slots(&reservation.path);
+/// Frees a key, unless another reservation has taken it since.
+fn free_idempotency_key(
+    keys: &mut HashMap<IdempotencyDigest, ReservationId>,
+    digest: IdempotencyDigest,
+    id: ReservationId,
+) {
+    if keys.get(&digest) == Some(&id) {
+        keys.remove(&digest);
     }
 }
 
-fn pop_due(queue: &mut BTreeSet<(Moment, Name)>, now: Moment) -> Option<(Moment, Name)> {
-    if queue.first()?.0 > now {
-        return None;
-    }
-    queue.pop_first()
+fn pop_due<T>(queue: &mut VecDeque<(Moment, T)>, now: Moment) -> Option<T> {
+    queue.front().filter(|(at, _)| *at <= now)?;
+    queue.pop_front().map(|(_, due)| due)
 }

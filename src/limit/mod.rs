@@ -4,7 +4,7 @@
 //! what is in flight. [`Limiter::reserve`] checks all of them and then debits all of them, or changes nothing;
 //! [`Limiter::resolve`] ends the reservation once and trues it up with what was used.
 //!
-//! Laws (each is a property in `tests.rs`, against a model that does it naively):
+//! Laws (each is a property in `tests/laws.rs`, against a model that does it naively):
 //! - `no_overspend`: over every interval `[s, t]` a bucket admits at most `burst + rate·(t − s)`, plus refunds made in it;
 //! - `all_or_nothing`: a denial changes no level, takes no slot, remembers no key;
 //! - `resolved_once`: a reservation ends once, settled, closed, abandoned or cancelled; what comes after changes nothing, but
@@ -35,5 +35,5 @@ pub use bucket::{Bucket, Fit, Rate};
 pub use decision::{Decision, Denial, LevelView, Levels, Resolution, Resolved, Verdict};
 pub use limiter::{Expired, Limiter, Options, Request, ScopeView, TenantView};
 pub use reservation::{IdempotencyDigest, ReservationId};
-pub use rules::{ModelMatch, Name, RateLimit, Rules, Scope, ScopeLimits, Start, TenantRules};
+pub use rules::{ModelMatch, Name, RateLimit, Rules, Scope, ScopeLimits, TenantRules};
 pub use time::{MINUTE_NANOS, Moment, Span};

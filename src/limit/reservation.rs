@@ -1,6 +1,7 @@
 //! A held estimate, and the one way in which it ended.
 
 use super::amount::Amount;
+use super::decision::Denial;
 use super::rules::Name;
 use super::tenant::{Debited, Path};
 use super::time::Moment;
@@ -27,16 +28,16 @@ impl std::str::FromStr for ReservationId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IdempotencyDigest(pub u128);
 
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct Reservation {
-    /// Made by a cancel that came before the reservation it cancels.
-    pub(super) barred: bool,
     pub(super) tenant: Name,
+    /// The slots that it names: none when it was let through in shadow.
     pub(super) path: Path,
     pub(super) held: Amount,
-    /// No bit is set, and no slot is taken, for a tenant in shadow whose request would have been refused.
     pub(super) debited: Debited,
-    pub(super) shadowed: bool,
+    /// Why it would have been refused, had its tenant not been in shadow. Such a one debited nothing and took no slot.
+    pub(super) shadowed: Option<Box<Denial>>,
     /// Of the rules it was debited under.
     pub(super) version: u64,
     pub(super) idempotency: Option<IdempotencyDigest>,
@@ -51,21 +52,22 @@ pub(super) enum Phase {
     Expired,
     /// Ended for good. Remembered so that a duplicate changes nothing.
     Over,
+    /// Nothing was sent, nothing is charged, and whoever asks again is not admitted.
+    Cancelled,
 }
 
 impl Reservation {
     /// What a cancel leaves behind when it finds nothing: its reservation, should it still come, must debit nothing.
     pub(super) fn barred() -> Self {
         Self {
-            barred: true,
             tenant: Name::from(""),
             path: Path::default(),
             held: Amount::default(),
-            debited: 0,
-            shadowed: true,
+            debited: Debited::default(),
+            shadowed: None,
             version: 0,
             idempotency: None,
-            phase: Phase::Over,
+            phase: Phase::Cancelled,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::amount::Dimension;
-use super::bucket::Rate;
+use super::bucket::{Bucket, Rate};
 use super::time::Moment;
 
 /// A tenant's id, a key's label, a project's id, a model rule's pattern.
@@ -60,11 +60,11 @@ impl std::fmt::Display for Scope {
 
 /// Where a bucket that has no state yet stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// Full: no version of the policy ever held this scope, so nobody can have spent from it.
+pub(super) enum Start {
+    /// Full: no version of the rules held this limit before, so nobody can have spent from it.
     Full,
-    /// Empty at that instant, refilling since: the scope was removed and came back, or its state was lost.
-    EmptyAt(Moment),
+    /// As a bucket stands that was empty when the limit came back, and that nobody has drawn from since.
+    Undrawn(Bucket),
 }
 
 /// One rate limit on one scope.
@@ -74,15 +74,28 @@ pub struct RateLimit {
     pub dimension: Dimension,
     /// How fast it refills and how much it holds.
     pub rate: Rate,
-    /// Where its bucket starts. Whoever compiles a policy leaves it [`Start::Full`]; [`Rules::next`] decides.
-    pub start: Start,
+    /// Decided by [`Rules::next`].
+    pub(super) start: Start,
+    /// The version in which it came, or came back. Decided by [`Rules::next`]; tells one life of a limit from another.
+    pub(super) since: u64,
 }
 
 impl RateLimit {
     /// A limit whose bucket starts full unless an earlier version of the rules held it.
     #[must_use]
     pub const fn new(dimension: Dimension, rate: Rate) -> Self {
-        Self { dimension, rate, start: Start::Full }
+        Self { dimension, rate, start: Start::Full, since: 0 }
+    }
+
+    /// Carries on from `old`, the same limit before an edit made at `edited`.
+    fn carry_on(&mut self, old: &Self, edited: Moment) {
+        self.since = old.since;
+        self.start = old.start;
+        if let Start::Undrawn(bucket) = &mut self.start
+            && self.rate != old.rate
+        {
+            bucket.follow(old.rate, self.rate, edited);
+        }
     }
 }
 
@@ -107,21 +120,23 @@ pub enum ModelMatch {
 }
 
 /// One tenant's limits.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantRules {
     /// The scopes. A request's path visits at most one of each kind.
     scopes: Vec<ScopeLimits>,
     /// Verdicts are counted and nothing is refused.
     pub shadow: bool,
-    tenant: Option<u16>,
-    keys: HashMap<Name, u16>,
-    projects: HashMap<Name, u16>,
-    models: Vec<(ModelMatch, u16)>,
+    /// When its last edit came into force.
+    edited: Moment,
+    tenant: Option<u32>,
+    keys: HashMap<Name, u32>,
+    projects: HashMap<Name, u32>,
+    models: Vec<(ModelMatch, u32)>,
 }
 
 /// The scopes that one request must pass, in the order in which they are checked: key, project, tenant, model. Each is an
 /// index into [`TenantRules::scopes`].
-pub(super) type RulePath = [Option<u16>; 4];
+pub(super) type RulePath = [Option<u32>; 4];
 
 impl TenantRules {
     /// Rules without a limit.
@@ -130,28 +145,28 @@ impl TenantRules {
         Self::default()
     }
 
-    /// Adds the limits of the tenant itself, a key or a project. A second set for the same scope replaces nothing: the first
-    /// one found is the one in force, and a validated policy has no second.
+    /// Adds the limits of the tenant itself, a key, a project, or a model by its exact name. Of two sets for one scope the first
+    /// is in force; a validated policy has no second.
     pub fn add(&mut self, limits: ScopeLimits) {
-        let Some(index) = self.next_index() else { return };
-        match &limits.scope {
-            Scope::Tenant => self.tenant = self.tenant.or(Some(index)),
-            Scope::Key(label) => {
-                self.keys.entry(label.clone()).or_insert(index);
-            }
-            Scope::Project(id) => {
-                self.projects.entry(id.clone()).or_insert(index);
-            }
-            Scope::Model(pattern) => self.models.push((ModelMatch::Exact(pattern.clone()), index)),
+        if self.place_of(&limits.scope).is_some() {
+            return;
         }
-        self.scopes.push(limits);
+        let place = self.push(limits.clone());
+        match limits.scope {
+            Scope::Tenant => self.tenant = Some(place),
+            Scope::Key(label) => _ = self.keys.insert(label, place),
+            Scope::Project(id) => _ = self.projects.insert(id, place),
+            Scope::Model(name) => self.models.push((ModelMatch::Exact(name), place)),
+        }
     }
 
     /// Adds a model rule. At most one applies to a request: an exact match wins over a prefix, a longer prefix over a shorter.
+    /// Of two rules with one scope the first is in force.
     pub fn add_model(&mut self, matches: ModelMatch, limits: ScopeLimits) {
-        let Some(index) = self.next_index() else { return };
-        self.models.push((matches, index));
-        self.scopes.push(limits);
+        if self.place_of(&limits.scope).is_none() {
+            let place = self.push(limits);
+            self.models.push((matches, place));
+        }
     }
 
     /// The scopes, in the order in which they were added.
@@ -160,9 +175,33 @@ impl TenantRules {
         &self.scopes
     }
 
-    fn start_of(&self, scope: &Scope, dimension: Dimension) -> Option<Start> {
-        let limits = self.scopes.iter().find(|limits| limits.scope == *scope)?;
-        limits.rates.iter().find(|limit| limit.dimension == dimension).map(|limit| limit.start)
+    /// When the last edit of them came into force.
+    pub(super) const fn edited(&self) -> Moment {
+        self.edited
+    }
+
+    fn push(&mut self, limits: ScopeLimits) -> u32 {
+        // Only a policy of more than 4 billion scopes has no place left; none fits in memory.
+        let place = u32::try_from(self.scopes.len()).unwrap_or(u32::MAX);
+        self.scopes.push(limits);
+        place
+    }
+
+    fn place_of(&self, scope: &Scope) -> Option<u32> {
+        match scope {
+            Scope::Tenant => self.tenant,
+            Scope::Key(label) => self.keys.get(label).copied(),
+            Scope::Project(id) => self.projects.get(id).copied(),
+            Scope::Model(_) => {
+                let mut places = self.models.iter().map(|(_, place)| *place);
+                places.find(|place| self.scopes[*place as usize].scope == *scope)
+            }
+        }
+    }
+
+    fn limit(&self, scope: &Scope, dimension: Dimension) -> Option<&RateLimit> {
+        let limits = &self.scopes[self.place_of(scope)? as usize];
+        limits.rates.iter().find(|limit| limit.dimension == dimension)
     }
 
     pub(super) fn path(&self, key: &str, project: Option<&str>, model: &str) -> RulePath {
@@ -174,25 +213,21 @@ impl TenantRules {
         ]
     }
 
-    fn model_rule(&self, model: &str) -> Option<u16> {
-        let mut longest: Option<(usize, u16)> = None;
+    fn model_rule(&self, model: &str) -> Option<u32> {
+        let mut longest: Option<(usize, u32)> = None;
         for (matches, index) in &self.models {
             match matches {
                 ModelMatch::Exact(name) if &**name == model => return Some(*index),
-                ModelMatch::Prefix(prefix) if model.starts_with(&**prefix) => {
-                    if longest.is_none_or(|(length, _)| prefix.len() > length) {
-                        longest = Some((prefix.len(), *index));
-                    }
+                ModelMatch::Prefix(prefix)
+                    if model.starts_with(&**prefix)
+                        && longest.is_none_or(|(length, _)| prefix.len() > length) =>
+                {
+                    longest = Some((prefix.len(), *index));
                 }
                 _ => {}
             }
         }
         longest.map(|(_, index)| index)
-    }
-
-    /// A tenant with more than 65,535 scopes is refused by the policy's own bounds.
-    fn next_index(&self) -> Option<u16> {
-        u16::try_from(self.scopes.len()).ok()
     }
 }
 
@@ -219,23 +254,41 @@ impl Rules {
     pub fn next(&self, tenants: Vec<(Name, TenantRules)>, now: Moment) -> Self {
         let mut next =
             Self { version: self.version + 1, tenants: HashMap::new(), ever_held: self.ever_held.clone() };
-        for (name, mut rules) in tenants {
-            let before = self.tenants.get(&name);
-            for limits in &mut rules.scopes {
-                for limit in &mut limits.rates {
-                    let held = (name.clone(), limits.scope.clone(), limit.dimension);
-                    limit.start =
-                        match before.and_then(|rules| rules.start_of(&limits.scope, limit.dimension)) {
-                            Some(start) => start,
-                            None if self.ever_held.contains(&held) => Start::EmptyAt(now),
-                            None => Start::Full,
-                        };
-                    next.ever_held.insert(held);
-                }
-            }
-            next.tenants.insert(name, Arc::new(rules));
+        for (name, rules) in tenants {
+            let limits = rules.scopes().iter().flat_map(|ScopeLimits { scope, rates, .. }| {
+                rates.iter().map(|limit| (name.clone(), scope.clone(), limit.dimension))
+            });
+            next.ever_held.extend(limits);
+            next.tenants.insert(name.clone(), self.succeed(&name, rules, now));
         }
         next
+    }
+
+    /// A tenant's rules in the next version: each limit is told where it starts, and rules that say what they said stay as they are.
+    fn succeed(&self, name: &Name, mut rules: TenantRules, now: Moment) -> Arc<TenantRules> {
+        let before = self.tenants.get(name);
+        for ScopeLimits { scope, rates, .. } in &mut rules.scopes {
+            for limit in rates {
+                match before.and_then(|before| before.limit(scope, limit.dimension)) {
+                    Some(old) => limit.carry_on(old, now),
+                    None => {
+                        let held = (name.clone(), scope.clone(), limit.dimension);
+                        let came_back = self.ever_held.contains(&held);
+                        limit.start =
+                            if came_back { Start::Undrawn(Bucket::empty(now)) } else { Start::Full };
+                        limit.since = self.version + 1;
+                    }
+                }
+            }
+        }
+        if let Some(before) = before {
+            rules.edited = before.edited;
+            if rules == **before {
+                return before.clone();
+            }
+        }
+        rules.edited = now;
+        Arc::new(rules)
     }
 
     /// Counts up by one with each [`Rules::next`].

@@ -1,28 +1,37 @@
 //! The live state of one tenant: a slot per scope, a bucket per limit.
 //!
-//! Slots keep their place while a reservation is open, because reservations name them by index. A policy edit moves levels by as
-//! much as capacities moved, so what is used stays used.
+//! Laws:
+//! - a slot keeps its place for as long as a reservation names it, through any edit; then the place is free for another scope;
+//! - an edit moves levels by as much as capacities moved, so what is used stays used, and counts from the instant of the edit,
+//!   however late the tenant follows it. Of several edits made while nothing touched the tenant only the last has an instant.
 
 use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
 
 use super::amount::{Amount, Dimension};
 use super::bucket::{Bucket, Fit, Rate};
 use super::decision::{Denial, LevelView, Levels};
-use super::rules::{RateLimit, Scope, ScopeLimits, Start, TenantRules};
+use super::limiter::ScopeView;
+use super::rules::{Name, RateLimit, Rules, Scope, ScopeLimits, Start, TenantRules};
 use super::time::{Moment, Span};
 
-/// The slots that one reservation passes, in the order in which they are checked.
-pub(super) type Path = [Option<u16>; 4];
+/// The slots that one reservation names, in the order in which they are checked.
+pub(super) type Path = [Option<u32>; 4];
 
 /// Which buckets a reservation debited: bit `4·step + dimension`, where a step is a place in its path.
 pub(super) type Debited = u16;
 
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct TenantState {
     rules: Arc<TenantRules>,
+    /// The version of all rules that it last followed: while it is in force, no command looks a tenant's rules up.
     version: u64,
+    /// Whether that version names the tenant.
+    pub(super) in_force: bool,
     /// Of each scope in the rules, the slot that holds it.
-    order: Box<[u16]>,
+    order: Box<[u32]>,
     slots: Vec<Slot>,
     /// Reservations that have not ended.
     pub(super) open: u32,
@@ -30,34 +39,34 @@ pub(super) struct TenantState {
     pub(super) queued: bool,
 }
 
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 struct Slot {
     scope: Scope,
     buckets: Box<[Held]>,
     max_inflight: Option<u32>,
     inflight: u32,
+    /// Reservations that may still come back to it: those in flight, and those that a late settle may true up.
+    named: u32,
 }
 
-/// A bucket with its limit, and the version of the rules that made it: a reservation older than the bucket was not debited in it.
+/// A bucket with its limit, and the version in which that limit came: an older reservation was not debited in it.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 struct Held {
     bucket: Bucket,
     rate: Rate,
     dimension: Dimension,
-    born: u64,
+    since: u64,
 }
 
 impl Held {
-    fn new(limit: &RateLimit, born: u64, now: Moment) -> Self {
+    fn new(limit: &RateLimit, now: Moment) -> Self {
         let bucket = match limit.start {
             Start::Full => Bucket::full(limit.rate, now),
-            Start::EmptyAt(start) => {
-                let mut bucket = Bucket::empty(start);
-                bucket.refill(limit.rate, now);
-                bucket
-            }
+            Start::Undrawn(bucket) => bucket,
         };
-        Self { bucket, rate: limit.rate, dimension: limit.dimension, born }
+        Self { bucket, rate: limit.rate, dimension: limit.dimension, since: limit.since }
     }
 
     fn view(&self) -> LevelView {
@@ -72,47 +81,60 @@ impl Held {
 
 impl TenantState {
     pub(super) fn new(rules: &Arc<TenantRules>, version: u64, now: Moment) -> Self {
-        let slots: Vec<Slot> = rules.scopes().iter().map(|limits| Slot::new(limits, version, now)).collect();
-        let order = in_order(slots.len());
-        Self { rules: rules.clone(), version, order, slots, open: 0, queued: false }
+        let slots: Vec<Slot> = rules.scopes().iter().map(|limits| Slot::new(limits, now)).collect();
+        let order = (0..).take(slots.len()).collect();
+        Self { rules: rules.clone(), version, in_force: true, order, slots, open: 0, queued: false }
     }
 
-    /// Follows the rules to a later version.
-    pub(super) fn adopt(&mut self, rules: &Arc<TenantRules>, version: u64, now: Moment) {
-        if self.version == version {
+    /// Follows the rules to the version in force. A tenant that they no longer name stays as it is.
+    pub(super) fn follow(&mut self, rules: &Rules, name: &Name) {
+        if self.version == rules.version() {
             return;
         }
-        self.version = version;
-        if !Arc::ptr_eq(&self.rules, rules) {
-            self.rules = rules.clone();
-            let mut order = Vec::with_capacity(rules.scopes().len());
-            for limits in rules.scopes() {
-                let place = self.slots.iter().position(|slot| slot.scope == limits.scope);
-                let place = place.unwrap_or_else(|| {
-                    self.slots.push(Slot::empty(limits.scope.clone()));
-                    self.slots.len() - 1
-                });
-                self.slots[place].follow(limits, version, now);
-                order.push(u16::try_from(place).unwrap_or(u16::MAX));
-            }
-            for (place, slot) in self.slots.iter_mut().enumerate() {
-                if !order.iter().any(|kept| usize::from(*kept) == place) {
-                    slot.retire();
-                }
-            }
-            self.order = order.into_boxed_slice();
-        }
-        if self.open == 0 {
-            self.compact();
+        self.version = rules.version();
+        let followed = rules.tenant(name);
+        self.in_force = followed.is_some();
+        if let Some(edited) = followed.filter(|followed| !Arc::ptr_eq(followed, &self.rules)) {
+            self.adopt(edited);
         }
     }
 
-    /// Nothing names a slot by index any more: drops the retired ones and puts the rest in the rules' order.
-    fn compact(&mut self) {
-        let mut slots: Vec<Option<Slot>> = std::mem::take(&mut self.slots).into_iter().map(Some).collect();
-        self.slots =
-            self.order.iter().filter_map(|place| slots.get_mut(usize::from(*place))?.take()).collect();
-        self.order = in_order(self.slots.len());
+    fn adopt(&mut self, rules: &Arc<TenantRules>) {
+        let bound: HashSet<&Scope> = rules.scopes().iter().map(|limits| &limits.scope).collect();
+        let mut places: HashMap<Scope, u32> = HashMap::new();
+        let mut free = Vec::new();
+        for (slot, place) in self.slots.iter_mut().zip(0..) {
+            if bound.contains(&slot.scope) {
+                places.insert(slot.scope.clone(), place);
+            } else {
+                slot.retire();
+                if slot.named == 0 {
+                    free.push(place);
+                } else {
+                    places.insert(slot.scope.clone(), place);
+                }
+            }
+        }
+        let seated = rules.scopes().iter().map(|limits| {
+            let place = places.get(&limits.scope).copied();
+            let place = place.unwrap_or_else(|| self.seat(limits.scope.clone(), free.pop()));
+            self.slots[place as usize].follow(limits, rules.edited());
+            place
+        });
+        self.order = seated.collect();
+        self.rules = rules.clone();
+    }
+
+    /// Gives a new scope a place: a free one, so that edits under load do not grow the state, or else the next.
+    fn seat(&mut self, scope: Scope, free: Option<u32>) -> u32 {
+        let slot = Slot::empty(scope);
+        if let Some(place) = free {
+            self.slots[place as usize] = slot;
+            return place;
+        }
+        self.slots.push(slot);
+        // Slots in force or named by one of the bounded number of reservations are far fewer than 2^32.
+        u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
     }
 
     pub(super) fn shadow(&self) -> bool {
@@ -120,30 +142,37 @@ impl TenantState {
     }
 
     pub(super) fn path(&self, key: &str, project: Option<&str>, model: &str) -> Path {
-        self.rules.path(key, project, model).map(|index| self.order.get(usize::from(index?)).copied())
+        self.rules.path(key, project, model).map(|index| self.order.get(index? as usize).copied())
     }
 
-    /// Checks every bucket and slot of the path as of `now`, and changes nothing but the refill.
+    /// Credits every bucket of the path with what has accrued.
+    pub(super) fn refill(&mut self, path: &Path, now: Moment) {
+        for place in path.iter().flatten() {
+            for held in &mut self.slots[*place as usize].buckets {
+                held.bucket.refill(held.rate, now);
+            }
+        }
+    }
+
+    /// Checks every bucket and slot of the path, as of the last refill.
     ///
     /// # Errors
     /// The first refusal on the path, with the longest wait of all that refuse; one that no wait helps comes before all others.
-    pub(super) fn check(&mut self, path: &Path, need: Amount, now: Moment) -> Result<(), Denial> {
+    pub(super) fn check(&self, path: &Path, need: Amount) -> Result<(), Denial> {
         let mut refusal: Option<Denial> = None;
         let mut longest = Span::default();
         for place in path.iter().flatten() {
-            let slot = &mut self.slots[usize::from(*place)];
-            for held in &mut slot.buckets {
-                held.bucket.refill(held.rate, now);
+            let slot = &self.slots[*place as usize];
+            for held in &slot.buckets {
                 let need = need.of(held.dimension);
                 match held.bucket.fit(held.rate, need) {
                     Fit::Now => {}
                     Fit::Never => {
-                        let capacity = held.rate.burst;
                         return Err(Denial::Never {
                             scope: slot.scope.clone(),
                             dimension: held.dimension,
                             need,
-                            capacity,
+                            capacity: held.rate.burst,
                         });
                     }
                     Fit::After(wait) => {
@@ -163,14 +192,15 @@ impl TenantState {
         if let Some(Denial::Rate { wait, .. }) = &mut refusal {
             *wait = longest;
         }
-        if refusal.is_none() {
-            refusal = path.iter().flatten().find_map(|place| {
-                let slot = &self.slots[usize::from(*place)];
-                let max = slot.max_inflight.filter(|max| slot.inflight >= *max)?;
-                Some(Denial::Inflight { scope: slot.scope.clone(), max })
-            });
-        }
-        refusal.map_or(Ok(()), Err)
+        refusal.or_else(|| self.full_slot(path)).map_or(Ok(()), Err)
+    }
+
+    fn full_slot(&self, path: &Path) -> Option<Denial> {
+        path.iter().flatten().find_map(|place| {
+            let slot = &self.slots[*place as usize];
+            let max = slot.max_inflight.filter(|max| slot.inflight >= *max)?;
+            Some(Denial::Inflight { scope: slot.scope.clone(), max })
+        })
     }
 
     /// Debits every bucket of the path and takes a slot of each scope. The caller has checked.
@@ -178,8 +208,9 @@ impl TenantState {
         let mut debited = 0;
         for (step, place) in path.iter().enumerate() {
             let Some(place) = place else { continue };
-            let slot = &mut self.slots[usize::from(*place)];
+            let slot = &mut self.slots[*place as usize];
             slot.inflight += 1;
+            slot.named += 1;
             for held in &mut slot.buckets {
                 held.bucket.debit(need.of(held.dimension));
                 debited |= bit(step, held.dimension);
@@ -188,35 +219,46 @@ impl TenantState {
         debited
     }
 
-    /// Frees the slots that [`TenantState::debit`] took.
+    /// Frees the slots that [`TenantState::debit`] took. The reservation still names them.
     pub(super) fn free_slots(&mut self, path: &Path) {
         for place in path.iter().flatten() {
-            let slot = &mut self.slots[usize::from(*place)];
-            debug_assert!(slot.inflight > 0, "a slot is freed once, by the reservation that took it");
-            slot.inflight = slot.inflight.saturating_sub(1);
+            let slot = &mut self.slots[*place as usize];
+            // Freed twice, it would admit one too many.
+            assert!(slot.inflight > 0, "{}: a slot is freed that nobody took", slot.scope);
+            slot.inflight -= 1;
         }
     }
 
-    /// Trues every bucket of the path up from `held` to `used`, with the request itself kept or, when `requests` is 0, given back.
-    /// A bucket that the reservation did not debit gets no refund, only overage.
+    /// The reservation will not come back to this path.
+    pub(super) fn leave(&mut self, path: &Path) {
+        for place in path.iter().flatten() {
+            let slot = &mut self.slots[*place as usize];
+            // Left twice, its place would go to another scope while somebody still names it.
+            assert!(slot.named > slot.inflight, "{}: a slot is left that nobody names", slot.scope);
+            slot.named -= 1;
+        }
+    }
+
+    /// Trues every bucket of the path up from what it was debited to what was used; none means that nothing was sent, and the request
+    /// itself is given back. A bucket that the reservation did not debit gets no refund, only overage.
     pub(super) fn true_up(
         &mut self,
         path: &Path,
         debited: Debited,
         version: u64,
-        held_amount: Amount,
+        estimate: Amount,
         used: Option<Amount>,
         now: Moment,
     ) {
         for (step, place) in path.iter().enumerate() {
             let Some(place) = place else { continue };
-            for held in &mut self.slots[usize::from(*place)].buckets {
+            for held in &mut self.slots[*place as usize].buckets {
                 held.bucket.refill(held.rate, now);
-                let before = held_amount.of(held.dimension);
+                let before = estimate.of(held.dimension);
                 let after = used.map_or(0, |used| used.of(held.dimension));
                 if after > before {
                     held.bucket.debit(after - before);
-                } else if debited & bit(step, held.dimension) != 0 && held.born <= version {
+                } else if debited & bit(step, held.dimension) != 0 && held.since <= version {
                     held.bucket.refund(held.rate, before - after);
                 }
             }
@@ -227,7 +269,7 @@ impl TenantState {
     pub(super) fn levels(&self, path: &Path) -> Levels {
         let mut levels: Levels = [None; 4];
         for place in path.iter().flatten() {
-            for held in &self.slots[usize::from(*place)].buckets {
+            for held in &self.slots[*place as usize].buckets {
                 let least = &mut levels[held.dimension.index()];
                 if least.is_none_or(|seen| held.bucket.level() < seen.level) {
                     *least = Some(held.view());
@@ -237,9 +279,10 @@ impl TenantState {
         levels
     }
 
-    /// How long until nothing distinguishes it from a tenant without state: every bucket full. None while something is open.
+    /// How long until nothing distinguishes it from a tenant without state: every bucket full. None while something is open or may
+    /// come back.
     pub(super) fn idle_in(&mut self, now: Moment) -> Option<Span> {
-        if self.open > 0 {
+        if self.open > 0 || self.slots.iter().any(|slot| slot.named > 0) {
             return None;
         }
         let mut longest = Span::default();
@@ -250,9 +293,9 @@ impl TenantState {
         Some(longest)
     }
 
-    pub(super) fn scopes(&mut self, now: Moment) -> Vec<super::limiter::ScopeView> {
+    pub(super) fn scopes(&mut self, now: Moment) -> Vec<ScopeView> {
         let slots = &mut self.slots;
-        let in_force = self.order.iter().map(|place| usize::from(*place));
+        let in_force = self.order.iter().map(|place| *place as usize);
         in_force
             .filter_map(|place| {
                 let slot = slots.get_mut(place)?;
@@ -260,7 +303,7 @@ impl TenantState {
                     held.bucket.refill(held.rate, now);
                     (held.dimension, held.view())
                 });
-                Some(super::limiter::ScopeView {
+                Some(ScopeView {
                     limits: limits.collect(),
                     scope: slot.scope.clone(),
                     inflight: slot.inflight,
@@ -270,60 +313,60 @@ impl TenantState {
             .collect()
     }
 
-    /// Asserts what must hold between two commands.
-    pub(super) fn assert_invariants(&self) {
-        for slot in &self.slots {
-            debug_assert!(
-                slot.inflight <= self.open,
-                "{}: more slots taken than reservations open",
-                slot.scope
-            );
+    /// Asserts what must hold of a path between two commands. Only of the path: a tenant may have thousands of keys.
+    pub(super) fn assert_invariants(&self, path: &Path) {
+        for place in path.iter().flatten() {
+            let slot = &self.slots[*place as usize];
+            assert!(slot.inflight <= slot.named, "{}: more in flight than are known", slot.scope);
+            assert!(slot.inflight <= self.open, "{}: more in flight than are open", slot.scope);
             for held in &slot.buckets {
                 let burst = i64::try_from(held.rate.burst).unwrap_or(i64::MAX);
                 assert!(held.bucket.level() <= burst, "{}: a bucket holds more than its burst", slot.scope);
             }
         }
     }
+
+    /// Slots in memory.
+    #[cfg(test)]
+    pub(super) fn slots_held(&self) -> usize {
+        self.slots.len()
+    }
 }
 
 impl Slot {
-    fn new(limits: &ScopeLimits, version: u64, now: Moment) -> Self {
+    fn new(limits: &ScopeLimits, now: Moment) -> Self {
         let mut slot = Self::empty(limits.scope.clone());
-        slot.follow(limits, version, now);
+        slot.follow(limits, now);
         slot
     }
 
     fn empty(scope: Scope) -> Self {
-        Self { scope, buckets: Box::default(), max_inflight: None, inflight: 0 }
+        Self { scope, buckets: Box::default(), max_inflight: None, inflight: 0, named: 0 }
     }
 
-    fn follow(&mut self, limits: &ScopeLimits, version: u64, now: Moment) {
+    /// A bucket stays with its limit; a limit that went and came back is another.
+    fn follow(&mut self, limits: &ScopeLimits, edited: Moment) {
         self.max_inflight = limits.max_inflight;
         let mut old: Vec<Held> = std::mem::take(&mut self.buckets).into_vec();
-        self.buckets = limits
-            .rates
-            .iter()
-            .map(|limit| match old.iter().position(|held| held.dimension == limit.dimension) {
-                Some(place) => {
-                    let mut held = old.swap_remove(place);
-                    held.bucket.follow(held.rate, limit.rate, now);
-                    held.rate = limit.rate;
-                    held
-                }
-                None => Held::new(limit, version, now),
-            })
-            .collect();
+        let same =
+            |held: &Held, limit: &RateLimit| held.dimension == limit.dimension && held.since == limit.since;
+        let buckets = limits.rates.iter().map(|limit| {
+            let Some(place) = old.iter().position(|held| same(held, limit)) else {
+                return Held::new(limit, edited);
+            };
+            let mut held = old.swap_remove(place);
+            held.bucket.follow(held.rate, limit.rate, edited);
+            held.rate = limit.rate;
+            held
+        });
+        self.buckets = buckets.collect();
     }
 
-    /// No rule binds it any more; open reservations may still hold its place.
+    /// No rule binds it any more; reservations may still name its place.
     fn retire(&mut self) {
         self.buckets = Box::default();
         self.max_inflight = None;
     }
-}
-
-fn in_order(length: usize) -> Box<[u16]> {
-    (0..length).map(|place| u16::try_from(place).unwrap_or(u16::MAX)).collect()
 }
 
 const fn bit(step: usize, dimension: Dimension) -> Debited {

@@ -134,11 +134,6 @@ impl StreamMeter {
         self.reading.error_seen
     }
 
-    /// Whether the provider has reported any usage that can be believed.
-    pub fn usage_reported(&self) -> bool {
-        self.reading.reported.so_far().total() > 0
-    }
-
     /// How many of the choices that were asked for have finished.
     pub fn finished_choices(&self) -> u32 {
         self.reading.progress.finished_choices()

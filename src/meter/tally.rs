@@ -4,8 +4,9 @@ use std::fmt;
 
 use super::stream::CountTokens;
 
-/// Text is counted in pieces of at most this many bytes. A cut may split one token in two, so that the count errs by
-/// less than a hundredth; twice the size would be half the error and twice the memory of every open stream.
+/// Text is counted in pieces of at most this many bytes, cut before a space where there is one: a token begins there.
+/// Elsewhere a cut may split a token in two, so that the count errs by less than a hundredth; twice the size would be
+/// half the error and twice the memory of every open stream.
 const PIECE: usize = 512;
 
 /// Tokens counted so far, and the text that waits for a full piece. Waiting is not only for the sake of the count:
@@ -31,8 +32,11 @@ impl Tally {
             let cut = char_boundary_at_or_before(text, room);
             self.waiting.push_str(&text[..cut]);
             text = &text[cut..];
+            // Not before the second half: short pieces would be many, and each has its own cost.
+            let space = self.waiting.rfind(' ').filter(|at| *at >= PIECE / 2).unwrap_or(self.waiting.len());
+            let rest = self.waiting.split_off(space);
             self.counted = self.total();
-            self.waiting.clear();
+            self.waiting = rest;
         }
     }
 
@@ -51,4 +55,31 @@ impl fmt::Debug for Tally {
 
 fn char_boundary_at_or_before(text: &str, limit: usize) -> usize {
     (0..=limit).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::estimate::{Encoding, count_text};
+
+    #[test]
+    fn words_with_spaces_between_them_are_counted_as_in_one_piece() {
+        let text = " It was the best of tokens, it was the worst of tokens.".repeat(200);
+        let whole = count_text(&text, Encoding::O200k);
+        for chunk in [1, 6, 7, 100, 5_000] {
+            let mut tally = Tally::new(Arc::new(|text| count_text(text, Encoding::O200k)));
+            text.as_bytes().chunks(chunk).for_each(|chunk| tally.add(std::str::from_utf8(chunk).unwrap()));
+            assert_eq!(tally.total(), whole, "in chunks of {chunk}");
+        }
+    }
+
+    #[test]
+    fn text_without_spaces_is_cut_and_nothing_is_lost() {
+        let text = "あ".repeat(1_000);
+        let mut tally = Tally::new(Arc::new(|text| text.chars().count() as u64));
+        tally.add(&text);
+        assert_eq!(tally.total(), 1_000);
+    }
 }

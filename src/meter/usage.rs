@@ -53,11 +53,6 @@ impl Usage {
         }
     }
 
-    /// Input and output that count towards a limit on both together.
-    pub fn limit_total(&self, dialect: Dialect) -> u64 {
-        self.limit_input(dialect).saturating_add(self.output)
-    }
-
     /// All tokens, input and output.
     pub fn total(&self) -> u64 {
         self.input_total().saturating_add(self.output)

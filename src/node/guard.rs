@@ -91,6 +91,15 @@ impl Guard {
         self.upstream_status = status;
     }
 
+    /// Ends it with the usage of a complete answer: `used` over `choices` choices, from which the route's next estimates learn.
+    pub fn settle_complete(self, used: Amount, choices: u32) -> Receipt {
+        if self.endpoint.has_output() {
+            let each = used.output.div_ceil(u64::from(choices.max(1)));
+            self.node.learned.observe(self.endpoint, &self.record.model, each);
+        }
+        self.settle(used, "usage")
+    }
+
     /// Ends it with what was used.
     pub fn settle(mut self, used: Amount, why: &'static str) -> Receipt {
         self.end(Resolution::Settle(used), why)

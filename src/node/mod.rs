@@ -11,6 +11,7 @@
 pub mod compile;
 pub mod decisions;
 mod guard;
+pub mod learned;
 pub mod owners;
 mod principal;
 pub mod reason;
@@ -33,6 +34,7 @@ use crate::limit::{
 use crate::route::Endpoint;
 use crate::telemetry::Metrics;
 use decisions::{Decisions, Record};
+use learned::Learned;
 use owners::Owners;
 
 /// One node.
@@ -41,6 +43,8 @@ pub struct Node {
     pub metrics: Metrics,
     /// Token counts of texts seen before.
     pub token_cache: TokenCache,
+    /// How much each model writes on each route.
+    pub learned: Learned,
     /// What it decided lately.
     pub decisions: Decisions,
     owners: Owners,
@@ -85,6 +89,7 @@ impl Node {
         Self {
             metrics,
             token_cache: TokenCache::new(rand::random(), TokenCache::CAPACITY),
+            learned: Learned::default(),
             decisions: Decisions::new(),
             owners: Owners::new(options, &snapshot.rules),
             snapshot: ArcSwap::from_pointee(snapshot),
@@ -182,6 +187,7 @@ impl Node {
             ("tenants", held.tenants),
             ("decisions", self.decisions.len()),
             ("token_cache", self.token_cache.len()),
+            ("learned", self.learned.len()),
         ];
         for (map, entries) in maps {
             self.metrics.held.get_or_create_owned(&vec![("map", map.to_owned())]).set(gauge(entries));

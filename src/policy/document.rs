@@ -1,38 +1,34 @@
-//! The document's fields: what may be written where, and what each means alone. How they fit together is `validate`'s.
+//! The document's mappings: what may be written where, and what is meant where nothing is. Single values are `scalar`'s; how
+//! they fit together is `validate`'s.
 //!
 //! One function per mapping of the document, in the order of the document. Each asks its [`Fields`] for every name it knows;
 //! what is left over is refused. A field that cannot be read is reported and replaced by a placeholder.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use super::cursor::{Cursor, Fields, excerpt};
-use super::secret::SecretReference;
-use super::types::{
-    Alerts, Anonymous, Budget, BudgetAmount, Ceiling, Class, Dialect, Enforcement, EnforcementMode, Floor,
-    FloorMode, Key, KeyHash, LimitSettings, MAX_AMOUNT, Model, ModelPattern, ModelRule, OnDisconnect,
-    OnExhausted, OnUnavailable, OutputEstimate, Period, Policy, Pool, Price, PriceList, Project, Provider,
-    Rate, RefundCredit, Route, Tenant, Tier, Timeouts, Tokenizer, Tool, ToolCaller, UserSource, Users,
-    Weekday, Window,
+use super::cursor::{Cursor, Fields};
+use super::scalar::{
+    MAX_LONG_NAME, MAX_NAME, amount, checked_name, class, duration, enforcement_mode, key_hash, long_name,
+    minute_of_day, money, name, network, on_disconnect, on_unavailable, route_path, secret_reference, share,
+    share_or_nothing, url, user_source, weight, zone,
 };
-use super::units::{self, IpNetwork, MicroDollars, Ratio};
+use super::types::{
+    Alerts, Anonymous, Budget, BudgetAmount, Ceiling, Dialect, Enforcement, EnforcementMode, Floor,
+    FloorMode, Key, KeyHash, LimitSettings, MAX_AMOUNT, Model, ModelPattern, ModelRule, OnExhausted,
+    OnUnavailable, OutputEstimate, Period, Policy, Pool, Price, PriceList, Project, Provider, Rate,
+    RefundCredit, Route, Tenant, Tier, Timeouts, Tokenizer, Tool, ToolCaller, UserSource, Users, Weekday,
+    Window,
+};
+use super::units::{self, Ratio};
 
 /// The placeholder of a key whose hash could not be read.
 pub(super) const NO_HASH: KeyHash = KeyHash([0; 32]);
 /// The one format this release reads.
 const VERSION: u64 = 1;
-/// The longest name of a tenant, tier, key, project, pool, provider or tool. They become metric labels and log fields.
-const MAX_NAME: usize = 64;
-/// The longest model name, alias, path or URL.
-const MAX_LONG_NAME: usize = 256;
-/// The largest weight: beyond it a share is rounding.
-const MAX_WEIGHT: u64 = 1_000_000;
 /// The most elements of the lists that are compared pair by pair or walked per request.
 const MAX_ALTERNATIVES: usize = 16;
 const MAX_WINDOWS: usize = 128;
 const MAX_RULES: usize = 1_024;
-/// The longest time-out: a day.
-const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Output tokens reserved for a model that names neither a default nor a maximum: common models' own default, erring high.
 const DEFAULT_OUTPUT_TOKENS: u64 = 4_096;
 /// Bytes per token where nothing is known: English prose has about 4, code and other languages about 3; lower errs high.
@@ -434,37 +430,11 @@ fn users(at: Cursor<'_>) -> Option<Users> {
     Some(Users { from, limits })
 }
 
-fn user_source(at: Cursor<'_>) -> Option<UserSource> {
-    // Deeper than any SDK nests a user id, and a bound on the walk through each request.
-    const MAX_STEPS: usize = 4;
-    let text = at.text()?;
-    let token = |part: &str| {
-        (1..=MAX_NAME).contains(&part.len())
-            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
-    };
-    let source = match text.split_once('.') {
-        Some(("body", path)) => {
-            let steps: Vec<String> = path.split('.').map(str::to_owned).collect();
-            (steps.len() <= MAX_STEPS && steps.iter().all(|step| token(step)))
-                .then_some(UserSource::Body(steps))
-        }
-        Some(("header", header)) => token(header).then(|| UserSource::Header(header.to_ascii_lowercase())),
-        _ => None,
-    };
-    if source.is_none() {
-        at.error(
-            format!("`{}` does not say where a request names its user", excerpt(text)),
-            "write `body.FIELD`, such as body.user or body.metadata.user_id, or `header.NAME`",
-        );
-    }
-    source
-}
-
 fn window(at: Cursor<'_>) -> Option<Window> {
     let mut fields = at.fields()?;
     let days = fields.optional("days", days).unwrap_or_else(|| Weekday::ALL.to_vec());
-    let from = fields.required("from", |at| at.parse(minute_of_day, MINUTE_HINT));
-    let to = fields.required("to", |at| at.parse(minute_of_day, MINUTE_HINT));
+    let from = fields.required("from", minute_of_day);
+    let to = fields.required("to", minute_of_day);
     let zone = fields.optional("zone", zone).unwrap_or_else(|| "UTC".to_owned());
     let limits = limits(&mut fields);
     if from.zip(to).is_some_and(|(from, to)| from >= to) {
@@ -492,20 +462,6 @@ fn days(at: Cursor<'_>) -> Option<Vec<Weekday>> {
     Some(days)
 }
 
-const MINUTE_HINT: &str = "write hours and minutes in quotes, such as \"06:30\"";
-
-fn minute_of_day(text: &str) -> Result<u64, &'static str> {
-    const SHAPE: &str = "is not a time of day";
-    let (hours, minutes) = text.split_once(':').ok_or(SHAPE)?;
-    let two_digits = |part: &str| part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_digit());
-    if !two_digits(hours) || !two_digits(minutes) {
-        return Err(SHAPE);
-    }
-    let hours: u64 = hours.parse().map_err(|_| SHAPE)?;
-    let minutes: u64 = minutes.parse().map_err(|_| SHAPE)?;
-    if minutes > 59 || hours * 60 + minutes > 24 * 60 { Err(SHAPE) } else { Ok(hours * 60 + minutes) }
-}
-
 fn project(at: Cursor<'_>) -> Option<Project> {
     let mut fields = at.fields()?;
     let id = fields.required("id", |at| name(&at)).unwrap_or_default();
@@ -529,18 +485,6 @@ fn key(at: Cursor<'_>) -> Option<Key> {
     });
     fields.finish();
     Some(Key { label, hash: hash.unwrap_or(NO_HASH), limits, project, class, expires })
-}
-
-fn key_hash(at: Cursor<'_>) -> Option<KeyHash> {
-    let hash = KeyHash::parse(at.text()?);
-    if hash.is_none() {
-        // What stands here may be the key itself: it is not repeated.
-        at.error(
-            "is not `sha256:` and 64 lowercase hexadecimal digits",
-            "`tollgate keys new` prints a key and its hash; `tollgate keys hash` hashes a key you have",
-        );
-    }
-    hash
 }
 
 fn anonymous(at: Cursor<'_>) -> Option<Anonymous> {
@@ -569,21 +513,6 @@ fn route(at: Cursor<'_>) -> Option<Route> {
     };
     fields.finish();
     Some(route)
-}
-
-fn route_path(at: Cursor<'_>) -> Option<String> {
-    let text = at.text()?;
-    let well_formed = text.starts_with('/')
-        && text.len() <= MAX_LONG_NAME
-        && !text.contains("//")
-        && text.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'?' | b'#' | b'%' | b'\\'));
-    if !well_formed {
-        at.error(
-            format!("`{}` is not a path", excerpt(text)),
-            "write it as requested, such as /v1/chat/completions",
-        );
-    }
-    Some(text.to_owned())
 }
 
 fn estimate(at: Cursor<'_>) -> Option<OutputEstimate> {
@@ -672,132 +601,4 @@ fn alerts(at: Cursor<'_>) -> Option<Alerts> {
     };
     fields.finish();
     Some(alerts)
-}
-
-// ---- words and quantities -----------------------------------------------------------------------------------------------
-
-fn enforcement_mode(at: Cursor<'_>) -> Option<EnforcementMode> {
-    at.choice(&[
-        ("enforce", EnforcementMode::Enforce),
-        ("shadow", EnforcementMode::Shadow),
-        ("enforce_new_tenants", EnforcementMode::EnforceNewTenants),
-    ])
-}
-
-fn on_unavailable(at: Cursor<'_>) -> Option<OnUnavailable> {
-    at.choice(&[("refuse", OnUnavailable::Refuse), ("admit", OnUnavailable::Admit)])
-}
-
-fn on_disconnect(at: Cursor<'_>) -> Option<OnDisconnect> {
-    at.choice(&[("counted", OnDisconnect::Counted), ("estimate", OnDisconnect::Estimate)])
-}
-
-fn class(at: Cursor<'_>) -> Option<Class> {
-    at.choice(&[("interactive", Class::Interactive), ("batch", Class::Batch)])
-}
-
-fn amount(at: Cursor<'_>) -> Option<u64> {
-    at.count(1..=MAX_AMOUNT)
-}
-
-fn weight(at: Cursor<'_>) -> Option<u64> {
-    at.count(1..=MAX_WEIGHT)
-}
-
-fn share(at: Cursor<'_>) -> Option<Ratio> {
-    let ratio = share_or_nothing(at.clone())?;
-    if ratio.parts_per_million() == 0 {
-        at.error("is zero", "write a share above 0 and at most 1, such as 0.85");
-    }
-    Some(ratio)
-}
-
-fn share_or_nothing(at: Cursor<'_>) -> Option<Ratio> {
-    at.parse(Ratio::parse, "write a share above 0 and at most 1, such as 0.85")
-}
-
-fn money(at: &Cursor<'_>) -> Option<MicroDollars> {
-    at.parse(MicroDollars::parse, "write dollars with at most six decimal places, such as 1.25")
-}
-
-fn duration(at: Cursor<'_>) -> Option<Duration> {
-    let duration = at.parse(units::parse_duration, "write a whole number and ms, s, m or h, such as 10s")?;
-    if duration.is_zero() || duration > MAX_TIMEOUT {
-        at.error("is not between 1ms and 24h", "");
-    }
-    Some(duration)
-}
-
-fn zone(at: Cursor<'_>) -> Option<String> {
-    let text = at.text()?;
-    if jiff::tz::TimeZone::get(text).is_err() {
-        at.error(
-            format!("`{}` is not a time zone", excerpt(text)),
-            "write an IANA name, such as Europe/Berlin or UTC",
-        );
-    }
-    Some(text.to_owned())
-}
-
-fn network(at: Cursor<'_>) -> Option<IpNetwork> {
-    at.parse(IpNetwork::parse, "write a network such as 10.0.0.0/8, or one address")
-}
-
-fn secret_reference(at: Cursor<'_>) -> Option<SecretReference> {
-    let reference = SecretReference::parse(at.text()?);
-    if reference.is_none() {
-        // What stands here may be the secret itself: it is not repeated.
-        at.error(
-            "is not a reference to a secret",
-            "write env:NAME or file:PATH; a policy is shown and replicated, so it holds no secrets",
-        );
-    }
-    reference
-}
-
-fn url(at: Cursor<'_>) -> Option<String> {
-    const HINT: &str = "write scheme, host and optional port and path, such as https://api.openai.com";
-    let text = at.text()?;
-    let uri: Option<http::Uri> = text.parse().ok().filter(|_| text.len() <= MAX_LONG_NAME);
-    let Some(uri) =
-        uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some())
-    else {
-        // Webhook addresses carry secrets: the text is not repeated.
-        at.error("is not an http or https URL", HINT);
-        return None;
-    };
-    if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        at.error("carries credentials", "use `api_key` or `secret` with a reference");
-    }
-    if uri.query().is_some() {
-        at.error("has a query", HINT);
-    }
-    Some(text.trim_end_matches('/').to_owned())
-}
-
-fn name(at: &Cursor<'_>) -> Option<String> {
-    let text = at.text()?;
-    checked_name(text, MAX_NAME, at);
-    Some(text.to_owned())
-}
-
-fn long_name(at: &Cursor<'_>) -> Option<String> {
-    let text = at.text()?;
-    checked_name(text, MAX_LONG_NAME, at);
-    Some(text.to_owned())
-}
-
-/// Names go into metric labels, log fields and headers: letters, digits and `. _ - : / @`, beginning with a letter or digit.
-fn checked_name(text: &str, longest: usize, at: &Cursor<'_>) {
-    let allowed =
-        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':' | b'/' | b'@');
-    let well_formed = (1..=longest).contains(&text.len())
-        && text.bytes().all(allowed)
-        && text.starts_with(|first: char| first.is_ascii_alphanumeric());
-    if !well_formed {
-        at.error(
-            format!("`{}` is not a name", excerpt(text)),
-            format!("use 1 to {longest} letters, digits and . _ - : / @, beginning with a letter or digit"),
-        );
-    }
 }

@@ -70,12 +70,6 @@ impl Policy {
         }
     }
 
-    /// A tenant's weight when what is left of a pool is divided; 1 unless tenant or tier say otherwise.
-    #[must_use]
-    pub fn weight_of(&self, tenant: &Tenant) -> u64 {
-        tenant.weight.or_else(|| self.tier_of(tenant).and_then(|tier| tier.weight)).unwrap_or(1)
-    }
-
     /// Whether a tenant's limits refuse. Its own setting wins; under `enforce_new_tenants` a tenant without one is in shadow.
     #[must_use]
     pub fn enforcement_of(&self, tenant: &Tenant) -> Enforcement {

@@ -4,7 +4,7 @@
 //! It is pure: no file, clock, environment or network. Secrets are references ([`SecretReference`]) until a node resolves them.
 //!
 //! In reading order: `types` (what comes out), `effective` (what it means for one tenant), `tree` (YAML → positions), `cursor`
-//! (reading a tree), `document` (the fields), `validate` (how they fit together), `arithmetic` (what
+//! (reading a tree), `document` (the mappings), `scalar` (single values), `validate` (how they fit together), `arithmetic` (what
 //! the sums come to), [`summary`] (what people read).
 //!
 //! Laws
@@ -19,8 +19,10 @@ mod arithmetic;
 mod cursor;
 mod document;
 mod effective;
+mod pending;
 mod problem;
 mod salvage;
+mod scalar;
 mod secret;
 pub mod summary;
 mod tree;
@@ -31,12 +33,13 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
+pub use pending::not_yet_enforced;
 pub use problem::{Problem, Problems};
 pub use salvage::salvage;
 pub use secret::{Secret, SecretProblem, SecretReference};
 pub use tree::MAX_BYTES;
 pub use types::*;
-pub use units::{IpNetwork, MicroDollars, Ratio};
+pub use units::{IpNetwork, MicroDollars, Ratio, parse_duration};
 
 /// The policy of `deploy/policy.yaml`: one node in front of OpenAI and Anthropic, each setting explained where it stands.
 pub const EXAMPLE: &str = include_str!("../../deploy/policy.yaml");

@@ -24,6 +24,8 @@ pub struct Summary {
     pub keys: u64,
     /// What is allowed but probably not meant.
     pub warnings: Vec<Problem>,
+    /// What is asked for and has no effect in this version.
+    pub not_yet_enforced: Vec<&'static str>,
 }
 
 /// A tier's limits; what is absent is unlimited.
@@ -108,6 +110,7 @@ pub fn of(policy: &Policy) -> Summary {
         tenants: count(policy.tenants.len()),
         keys: count(policy.tenants.iter().map(|tenant| tenant.keys.len()).sum()),
         warnings: policy.warnings.clone(),
+        not_yet_enforced: super::not_yet_enforced(policy),
     }
 }
 

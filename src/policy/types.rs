@@ -87,6 +87,11 @@ pub struct Timeouts {
     pub total: Duration,
 }
 
+impl Timeouts {
+    /// The longest `total`: a reservation is held a little longer than any exchange may take.
+    pub const LONGEST: Duration = Duration::from_secs(60 * 60);
+}
+
 impl Default for Timeouts {
     /// Ten minutes in all is what the official SDKs allow; the first byte of an answer that is not streamed comes at its end.
     fn default() -> Timeouts {

@@ -10,7 +10,7 @@ use super::document::NO_HASH;
 use super::problem::{Path, Report, suggestion};
 use super::types::{
     Anonymous, Budget, BudgetAmount, Dialect, EnforcementMode, FloorMode, KeyHash, LimitSettings, Limits,
-    Model, ModelPattern, OnExhausted, Policy, Pool, Rate, Tenant, Window,
+    Model, ModelPattern, OnExhausted, Policy, Pool, Rate, Tenant, Timeouts, Window,
 };
 
 /// Checks how a policy's parts fit together.
@@ -49,6 +49,13 @@ impl Check<'_> {
                     &at.field("base_url"),
                     "prompts and the provider's key travel unencrypted",
                     "write https://, unless the network between is yours",
+                );
+            }
+            if provider.timeouts.total > Timeouts::LONGEST {
+                self.report.error(
+                    &at.field("timeouts").field("total"),
+                    "`total` is longer than an hour",
+                    "write 1h or less",
                 );
             }
             if provider.timeouts.first_byte > provider.timeouts.total {

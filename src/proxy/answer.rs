@@ -51,7 +51,8 @@ pub(super) struct Exchange {
     pub has_usage: bool,
     pub on_disconnect: Option<OnDisconnect>,
     pub encoding: Encoding,
-    pub total_timeout: Duration,
+    /// When the exchange has to be over.
+    pub deadline: Instant,
 }
 
 /// Passes a provider's answer on.
@@ -100,14 +101,13 @@ async fn whole(
     body: Incoming,
     mut decoder: Decoder,
 ) -> Result<Bytes, Rejection> {
-    let reading =
-        tokio::time::timeout(exchange.total_timeout, Limited::new(body, MAX_WHOLE_ANSWER).collect());
+    let reading = tokio::time::timeout_at(exchange.deadline, Limited::new(body, MAX_WHOLE_ANSWER).collect());
     let bytes = match reading.await {
         Ok(Ok(collected)) => decoder.feed(collected.to_bytes()).map_err(|_| "cannot be decoded"),
         Ok(Err(_)) => Err("broke off or is too large"),
         Err(_elapsed) => Err("did not end in time"),
     };
-    let Exchange { guard, dialect, upstream, has_usage, edge, .. } = exchange;
+    let Exchange { guard, dialect, upstream, has_usage, edge, choices, .. } = exchange;
     let bytes = match bytes {
         Ok(bytes) => bytes,
         Err(why) => {
@@ -123,7 +123,7 @@ async fn whole(
         guard.settle(Amount::default(), "nothing_billed");
     } else {
         match usage_of_body(dialect, &bytes) {
-            Metered::Exact(usage) => guard.settle(amount(usage, dialect), "usage"),
+            Metered::Exact(usage) => guard.settle_complete(amount(usage, dialect), choices),
             Metered::AtLeast(_) | Metered::Unknown => {
                 edge.node.metrics.usage_unknown.with(vec![("provider", upstream.name.clone())]).inc();
                 guard.close("no_usage")
@@ -160,6 +160,7 @@ pub struct MeteredStream {
 struct Live {
     guard: Guard,
     meter: StreamMeter,
+    choices: u32,
     on_disconnect: Option<OnDisconnect>,
     edge: Arc<Edge>,
     provider: Arc<Upstream>,
@@ -176,7 +177,7 @@ impl MeteredStream {
             drop_usage,
             on_disconnect,
             encoding,
-            total_timeout,
+            deadline,
             ..
         } = exchange;
         let meter = StreamMeter::new(StreamMeterOptions {
@@ -185,11 +186,10 @@ impl MeteredStream {
             drop_usage_chunk: drop_usage && upstream.include_usage,
             count: Arc::new(move |text| count_text(text, encoding)),
         });
-        let now = Instant::now();
+        let now = crate::clock::timer_now();
         let idle_timeout = upstream.timeouts.idle;
-        let deadline = now + total_timeout;
         Self {
-            live: Some(Live { guard, meter, on_disconnect, edge, provider: upstream }),
+            live: Some(Live { guard, meter, choices, on_disconnect, edge, provider: upstream }),
             inner,
             decoder,
             dialect,
@@ -217,7 +217,7 @@ impl MeteredStream {
                     Some(why) => return Poll::Ready(self.broken("upstream_timeout", why)),
                 },
             };
-            self.last_chunk = Instant::now();
+            self.last_chunk = crate::clock::timer_now();
             let data = match frame {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => data,
@@ -274,7 +274,7 @@ impl MeteredStream {
 
     fn check_time(&mut self, context: &mut Context<'_>) -> Option<&'static str> {
         while self.timer.as_mut().poll(context).is_ready() {
-            let now = Instant::now();
+            let now = crate::clock::timer_now();
             if now >= self.deadline {
                 return Some("The answer took longer than this gateway allows.");
             }
@@ -291,10 +291,10 @@ impl MeteredStream {
 impl Live {
     /// The provider's side is over.
     fn finish(self, end: StreamEnd) -> Receipt {
-        let Self { guard, meter, edge, provider, .. } = self;
+        let Self { guard, meter, choices, edge, provider, .. } = self;
         let failed = meter.error_seen();
         match meter.finish(end) {
-            Metered::Exact(usage) => guard.settle(amount(usage, provider.dialect), "usage"),
+            Metered::Exact(usage) => guard.settle_complete(amount(usage, provider.dialect), choices),
             _ if failed => guard.close("provider_failed"),
             Metered::AtLeast(_) => guard.close("incomplete"),
             Metered::Unknown => {

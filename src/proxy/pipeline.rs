@@ -10,6 +10,7 @@ use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use super::answer;
 use super::body::AnswerBody;
@@ -20,7 +21,7 @@ use crate::auth::Credential;
 use crate::estimate::{self, Encoding, OutputRule};
 use crate::limit::{Amount, IdempotencyDigest, Name, ReservationId};
 use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
-use crate::policy::{OutputEstimate, Tokenizer};
+use crate::policy::{Model, OutputEstimate, Tokenizer};
 use crate::route::{Ask, Bounds, Dialect, Endpoint, Missing};
 use crate::upstream::{self, Outbound, Upstream, hygiene};
 
@@ -131,7 +132,8 @@ impl Edge {
         steps.estimate.observe_span(reserving.since(counting));
         steps.reserve.observe_span(sending.since(reserving));
         let upstream = &counted.upstream;
-        let outbound = outbound(endpoint, &parts, &counted, &body);
+        let deadline = crate::clock::timer_now() + upstream.timeouts.total;
+        let outbound = outbound(endpoint, &parts, &counted, &body, deadline);
         drop(body);
         let exchanged = upstream::send(&mut guard, &self.node.metrics, upstream, &outbound).await;
         drop(outbound);
@@ -150,7 +152,7 @@ impl Edge {
                         .tenant_of(&principal)
                         .and_then(|tenant| snapshot.policy.on_disconnect_of(tenant)),
                     encoding: encoding(&snapshot, &counted.model),
-                    total_timeout: upstream.timeouts.total,
+                    deadline,
                 };
                 answer::pass_on(exchange, response).await
             }
@@ -288,10 +290,11 @@ fn count(
             let rule = snapshot.policy.route_of(endpoint.path()).map(|route| route.output_estimate);
             let rule = match rule.unwrap_or_default() {
                 OutputEstimate::None => OutputRule::None,
-                OutputEstimate::Ceiling | OutputEstimate::Learned { .. } => OutputRule::Ceiling {
-                    default: model.default_output_tokens,
-                    model_max: model.max_output_tokens,
-                },
+                OutputEstimate::Ceiling => ceiling(model),
+                OutputEstimate::Learned { percentile } => node
+                    .learned
+                    .quantile(endpoint, name, percentile)
+                    .map_or_else(|| ceiling(model), |tokens| learned(model, &ask, tokens)),
             };
             let estimate = estimate::of(&ask, input, rule);
             Amount::new(estimate.input, estimate.output)
@@ -304,6 +307,16 @@ fn count(
         estimate,
         ask,
     })
+}
+
+fn ceiling(model: &Model) -> OutputRule {
+    OutputRule::Ceiling { default: model.default_output_tokens, model_max: model.max_output_tokens }
+}
+
+/// What was learned, but never more than the request's own ceiling.
+fn learned(model: &Model, ask: &Ask, tokens: u64) -> OutputRule {
+    let named = ask.output_ceiling.unwrap_or(u64::MAX).min(model.max_output_tokens.unwrap_or(u64::MAX));
+    OutputRule::Ceiling { default: tokens, model_max: Some(tokens.min(named)) }
 }
 
 /// A model that the policy does not have: refused, unless the limits are off.
@@ -334,7 +347,13 @@ fn encoding_of(tokenizer: &Tokenizer) -> Encoding {
     }
 }
 
-fn outbound(endpoint: Endpoint, parts: &Parts, counted: &Counted, body: &Bytes) -> Outbound {
+fn outbound(
+    endpoint: Endpoint,
+    parts: &Parts,
+    counted: &Counted,
+    body: &Bytes,
+    deadline: Instant,
+) -> Outbound {
     let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let ask_for_usage = counted.upstream.include_usage;
     Outbound {
@@ -342,6 +361,7 @@ fn outbound(endpoint: Endpoint, parts: &Parts, counted: &Counted, body: &Bytes) 
         path_and_query: format!("{}{query}", endpoint.path()),
         headers: hygiene::outbound(&parts.headers),
         body: counted.ask.patched(body, Some(&counted.upstream_model), ask_for_usage),
+        deadline,
     }
 }
 

@@ -73,11 +73,6 @@ impl Prompt {
         })
     }
 
-    /// Bytes of all texts.
-    pub fn text_bytes(&self) -> usize {
-        self.text.len()
-    }
-
     pub(super) fn say(&mut self, text: &str) {
         self.compose(|whole| whole.push_str(text));
     }

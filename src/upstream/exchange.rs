@@ -1,9 +1,12 @@
 //! One logical request: up to three attempts, one answer.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::{Upstream, retry};
 use crate::node::Guard;
@@ -19,6 +22,8 @@ pub struct Outbound {
     pub headers: HeaderMap,
     /// The body. Kept, so that it can be sent again.
     pub body: Bytes,
+    /// When the whole exchange, its attempts and its answer, has to be over.
+    pub deadline: Instant,
 }
 
 /// Why there is no answer.
@@ -59,7 +64,9 @@ pub async fn send(
             _ => return outcome,
         };
         let wait = retry::wait(attempt, asked, rand::random());
-        let Some(wait) = wait.filter(|_| attempt < upstream.max_attempts) else { return outcome };
+        let in_time = |wait: &Duration| crate::clock::timer_now() + *wait < outbound.deadline;
+        let wait = wait.filter(|_| attempt < upstream.max_attempts).filter(in_time);
+        let Some(wait) = wait else { return outcome };
         // The failed answer's body is not read: its connection is given up rather than drained.
         drop(outcome);
         tokio::time::sleep(wait).await;
@@ -74,7 +81,8 @@ async fn once(
 ) -> Result<Response<Incoming>, Failure> {
     let request = prepare(guard, upstream, outbound).map_err(Failure::NotConfigured)?;
     guard.sending();
-    let answer = tokio::time::timeout(upstream.timeouts.first_byte, upstream.client.request(request)).await;
+    let patience = outbound.deadline.min(crate::clock::timer_now() + upstream.timeouts.first_byte);
+    let answer = tokio::time::timeout_at(patience, upstream.client.request(request)).await;
     match answer {
         Ok(Ok(answer)) => {
             guard.answered(answer.status().as_u16());

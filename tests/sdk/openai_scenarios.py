@@ -38,6 +38,7 @@ def usage_of(answer):
 def whole(answer):
     return {
         "id": answer.id,
+        "request_id": getattr(answer, "_request_id", None),
         "object": answer.object,
         "model": answer.model,
         "choices": [

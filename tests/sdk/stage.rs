@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::support::process::temporary_directory;
-use super::support::{Attempt, Key, Node, Policy, Process, Provider, Tap};
+use super::support::{Attempt, Client, Key, Node, Policy, Process, Provider, Tap, eventually};
 use super::venv;
 
 /// One of the official SDKs.
@@ -80,6 +80,35 @@ impl Stage {
         let report = serde_json::from_str(&printed)
             .unwrap_or_else(|error| panic!("{sdk:?} {scenario}: {error} in: {printed}"));
         Played { report, attempts: self.tap.take() }
+    }
+
+    /// The node's own account of an attempt, once it is over: what it decided and how that ended. Asked for as the tenant may,
+    /// with its own key.
+    pub async fn decision(&self, attempt: &Attempt) -> Value {
+        let id = attempt.answer("x-tollgate-decision").expect("every answer names its decision");
+        let url = format!("{}/tollgate/v1/decisions/{id}", self.node.callers);
+        let bearer = self.key.bearer();
+        eventually("the decision has ended", async || {
+            let record = Client::new().get(&url, &[("authorization", &bearer)]).await.json();
+            let is_over = record["outcome"] == "denied" || record["ending"].is_object();
+            if is_over { Ok(record) } else { Err(record.to_string()) }
+        })
+        .await
+    }
+
+    /// The provider's own account of an attempt, once it is over. The two books share the decision's id.
+    pub async fn bill(&self, attempt: &Attempt) -> Value {
+        let id = attempt.answer("x-tollgate-decision").expect("every answer names its decision");
+        eventually("the provider has written it down", async || {
+            let rows = self.provider.requests().await;
+            let count = rows.len();
+            let mine: Vec<Value> = rows.into_iter().filter(|row| row["decision"] == id).collect();
+            match <[Value; 1]>::try_from(mine) {
+                Ok([row]) => Ok(row),
+                Err(mine) => Err(format!("{} of its {count} rows are of {id}", mine.len())),
+            }
+        })
+        .await
     }
 
     /// Asserts that the node's books are closed: nothing in flight, nothing reserved.

@@ -1,3 +1,5 @@
+//! What a body may say and what it may not: stories in both dialects, and laws over bodies of any shape.
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
