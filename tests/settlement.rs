@@ -288,7 +288,7 @@ async fn a_provider_that_vanishes_after_it_was_asked_is_charged_and_the_caller_i
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let (mut stream, _) = listener.accept().await.unwrap();
         drop(listener);
-        stream.read(&mut [0; 4096]).await.unwrap();
+        assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
         let answer = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
         stream.write_all(answer.as_bytes()).await.unwrap();
     });
