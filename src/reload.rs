@@ -40,8 +40,9 @@ pub async fn follow(node: Arc<Node>, path: PathBuf, stopping: CancellationToken)
     let changed = Arc::new(Notify::new());
     let _watcher = watch(&path, changed.clone());
     let mut hangup = signal(SignalKind::hangup()).ok();
-    // The text that was last looked at, taken or refused: it is not looked at again until it differs.
-    let mut seen = read(&path).ok();
+    // The text that was last looked at, taken or refused: it is not looked at again until it differs. None at first: the file may
+    // have changed since the node read its first policy from it.
+    let mut seen = None;
     loop {
         let asked = tokio::select! {
             () = stopping.cancelled() => return,
@@ -63,20 +64,23 @@ pub async fn follow(node: Arc<Node>, path: PathBuf, stopping: CancellationToken)
             Err(_stopping) => return,
         };
         if asked || seen.as_ref() != Some(&text) {
-            apply(&node, &path, &text);
+            apply(&node, &path, &text, asked);
             seen = Some(text);
         }
     }
 }
 
-fn apply(node: &Node, path: &Path, text: &str) {
+/// Puts the policy in force unless it is in force already. Who has asked for it gets it anyway: a policy names its providers'
+/// secrets and does not hold them, and one may have changed.
+fn apply(node: &Node, path: &Path, text: &str, asked: bool) {
+    let now = node.snapshot();
     match policy::parse(text, &path.display().to_string()) {
-        Ok(policy) if policy == node.snapshot().policy => {
+        Ok(policy) if !asked && policy == now.policy && now.everyone.is_none() => {
             node.metrics.count_reload("unchanged");
             tracing::info!(file = %path.display(), "the policy file says what is in force already");
         }
         Ok(policy) => {
-            let next = node.snapshot().next(policy, crate::clock::now());
+            let next = now.next(policy, crate::clock::now());
             let version = next.version;
             for upstream in next.upstreams.iter() {
                 if let Some(problem) = upstream.problem() {

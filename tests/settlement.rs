@@ -288,7 +288,7 @@ async fn a_provider_that_vanishes_after_it_was_asked_is_charged_and_the_caller_i
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let (mut stream, _) = listener.accept().await.unwrap();
         drop(listener);
-        assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+        assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
         let answer = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
         stream.write_all(answer.as_bytes()).await.unwrap();
     });
@@ -300,19 +300,6 @@ async fn a_provider_that_vanishes_after_it_was_asked_is_charged_and_the_caller_i
     assert_closed(&record, "closed", "no_answer");
     assert!(!answer.text().contains("Nothing was charged"), "it was: {} {record}", answer.text());
     inside.assert_at_rest().await;
-}
-
-#[tokio::test]
-async fn a_request_is_one_decision_however_it_ends() {
-    // Without a limit there is no level to tell by whether anything was decided.
-    let url = nobody().await;
-    let inside = before(&url, |policy| {
-        policy.providers("max_attempts: 1").tenant("northwind", &key(), "class: batch")
-    })
-    .await;
-    assert_eq!(inside.chat(&key(), "", &chat(50)).await.status, 502);
-    assert_eq!(inside.metric("tollgate_decisions_total", &["outcome=\"admitted\""]), 1);
-    assert_eq!(inside.metric("tollgate_decisions_total", &[]), 1);
 }
 
 // The caller leaves.
