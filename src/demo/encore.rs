@@ -3,6 +3,8 @@
 use super::Stage;
 use super::callers::key_of;
 
+const MESSAGES: &str = "/v1/messages";
+
 /// Commands, each with what it shows.
 #[must_use]
 pub fn lines(stage: &Stage) -> String {
@@ -11,8 +13,10 @@ pub fn lines(stage: &Stage) -> String {
     let policy = stage.policy_path();
     let key = |tenant: &str| key_of(tenant, super::callers::MAIN);
     let post = |tenant: &str, path: &str, body: &str| {
+        // Anthropic's API asks for it on each request.
+        let version = if path == MESSAGES { " -H 'anthropic-version: 2023-06-01'" } else { "" };
         format!(
-            "curl -si {callers}{path} -H 'authorization: Bearer {}' -H 'content-type: application/json' \\\n    -d '{body}'",
+            "curl -siN {callers}{path} -H 'authorization: Bearer {}'{version} \\\n    -H 'content-type: application/json' -d '{body}'",
             key(tenant)
         )
     };
@@ -21,11 +25,8 @@ pub fn lines(stage: &Stage) -> String {
     let plain = post("t00", chat, &format!(r#"{{"model": "gpt-5", "max_tokens": 50, {hello}}}"#));
     let stream =
         post("t00", chat, &format!(r#"{{"model": "gpt-5", "max_tokens": 50, "stream": true, {hello}}}"#));
-    let claude = post(
-        "t00",
-        "/v1/messages",
-        &format!(r#"{{"model": "claude-haiku-4-5", "max_tokens": 50, {hello}}}"#),
-    );
+    let claude =
+        post("t00", MESSAGES, &format!(r#"{{"model": "claude-haiku-4-5", "max_tokens": 50, {hello}}}"#));
     let rate = post("few-requests", chat, &format!(r#"{{"model": "gpt-5", "max_tokens": 50, {hello}}}"#));
     let never = post("tiny", chat, &format!(r#"{{"model": "gpt-5", "max_tokens": 2000, {hello}}}"#));
     format!(
