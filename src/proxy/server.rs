@@ -181,6 +181,9 @@ impl Connection {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.options.max_streams)
+            // Of requests taken back before they were looked at, as many as may run: more is an attack (CVE-2023-44487), but whoever
+            // gives up all it has at once must not take along the others that share its connection.
+            .max_pending_accept_reset_streams(self.options.max_streams as usize)
             .max_header_list_size(u32::try_from(self.options.max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(Duration::from_secs(30))
             .keep_alive_timeout(Duration::from_secs(20));
