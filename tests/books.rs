@@ -128,7 +128,7 @@ async fn play(client: Client, url: String, bearer: String, request: Request) {
             let _answer = client.try_post(&url, &headers, request.body.to_string()).await;
         }
         Patience::Pieces(pieces) => {
-            let mut open = client.post_open(&url, &headers, &request.body).await;
+            let Ok(mut open) = client.try_post_open(&url, &headers, &request.body).await else { return };
             for _ in 0..pieces {
                 let Some(Ok(_)) = open.frame().await else { return };
             }

@@ -237,6 +237,52 @@ async fn a_caller_that_stays_and_reads_nothing_does_not_hold_its_slot_for_ever()
 }
 
 #[tokio::test]
+async fn a_caller_that_takes_much_back_at_once_does_not_cut_off_who_shares_its_connection() {
+    let inside = northwind().await;
+    let mut stream = TcpStream::connect(inside.gateway.callers()).await.unwrap();
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend(http2_frame(SETTINGS, 0, 0, &[]));
+    // `:method POST`, `:scheme http`, `:path /`, by their places in the static table of RFC 7541.
+    let request = |id| http2_frame(HEADERS, END_STREAM_AND_HEADERS, id, &[0x83, 0x86, 0x84]);
+    let taken_back = (0..300).map(|number| 2 * number + 1);
+    for id in taken_back {
+        sent.extend(request(id));
+        sent.extend(http2_frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
+    }
+    let meant = 1_001;
+    sent.extend(request(meant));
+    stream.write_all(&sent).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let [high, middle, low, kind, _, id @ ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
+        stream.read_exact(&mut payload).await.unwrap();
+        assert_ne!(kind, GOAWAY, "the connection is cut: {payload:?}");
+        if kind == HEADERS && u32::from_be_bytes(id) == meant {
+            break;
+        }
+    }
+    inside.assert_at_rest().await;
+}
+
+// Frame types and flags of RFC 9113 §6.
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const END_STREAM_AND_HEADERS: u8 = 5;
+
+fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+#[tokio::test]
 async fn a_reservation_that_outlives_its_deadline_is_in_the_books_once() {
     let short = tollgate::limit::Span::from_millis(200);
     for on_disconnect in ["counted", "estimate"] {

@@ -181,9 +181,9 @@ impl Connection {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(self.options.max_streams)
-            // A crowd of callers behind one connection may well leave while their requests wait to be looked at. The library's own
-            // 20 would cut the connection for all of them; a flood of resets still ends it.
-            .max_pending_accept_reset_streams(usize::try_from(self.options.max_streams).ok())
+            // Of requests taken back before they were looked at, as many as may run: more is an attack (CVE-2023-44487), but whoever
+            // gives up all it has at once must not take along the others that share its connection.
+            .max_pending_accept_reset_streams(self.options.max_streams as usize)
             .max_header_list_size(u32::try_from(self.options.max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(Duration::from_secs(30))
             .keep_alive_timeout(Duration::from_secs(20));

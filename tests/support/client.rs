@@ -82,8 +82,17 @@ impl Client {
         headers: &[(&str, &str)],
         body: &Value,
     ) -> http::Response<Incoming> {
-        let sent = request(Method::POST, url, headers, body.to_string().into());
-        self.open(sent).await.unwrap_or_else(|why| panic!("POST {url}: {why}"))
+        self.try_post_open(url, headers, body).await.unwrap_or_else(|why| panic!("POST {url}: {why}"))
+    }
+
+    /// The same, where no answer is an answer too.
+    pub async fn try_post_open(
+        &self,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Result<http::Response<Incoming>, String> {
+        self.open(request(Method::POST, url, headers, body.to_string().into())).await
     }
 
     /// Sends `request` and returns the head of the answer.
