@@ -50,22 +50,31 @@ pub async fn follow(node: Arc<Node>, path: PathBuf, stopping: CancellationToken)
             () = tokio::time::sleep(POLL) => false,
             Some(()) = next_hangup(&mut hangup) => true,
         };
-        let reading = path.clone();
-        let text = match tokio::task::spawn_blocking(move || read(&reading)).await {
-            Ok(Ok(text)) => text,
-            Ok(Err(error)) => {
-                // Between two steps of a replacement there may be no file; only who asked is told.
-                if asked {
-                    node.metrics.count_reload("refused");
-                    tracing::error!(file = %path.display(), %error, "the policy file cannot be read; the old policy stays");
-                }
-                continue;
-            }
+        // A large policy takes a second to read and check: not on a worker that serves requests.
+        let (looking, file, before) = (node.clone(), path.clone(), seen.take());
+        match tokio::task::spawn_blocking(move || look(&looking, &file, before, asked)).await {
+            Ok(looked_at) => seen = looked_at,
             Err(_stopping) => return,
-        };
-        if asked || seen.as_ref() != Some(&text) {
-            apply(&node, &path, &text, asked);
-            seen = Some(text);
+        }
+    }
+}
+
+/// Looks at the file and puts it in force if it differs from `seen`, or if somebody has asked. Returns what was looked at.
+fn look(node: &Node, path: &Path, seen: Option<String>, asked: bool) -> Option<String> {
+    match read(path) {
+        Ok(text) => {
+            if asked || seen.as_ref() != Some(&text) {
+                apply(node, path, &text, asked);
+            }
+            Some(text)
+        }
+        Err(error) => {
+            // Between two steps of a replacement there may be no file; only who asked is told.
+            if asked {
+                node.metrics.count_reload("refused");
+                tracing::error!(file = %path.display(), %error, "the policy file cannot be read; the old policy stays");
+            }
+            seen
         }
     }
 }

@@ -45,16 +45,16 @@ pub fn sentence(tenant: &str, denial: &Denial) -> String {
                 Err(_) => format!("is {} in debt", thousands(level.unsigned_abs())),
             };
             format!(
-                "Rate limit reached: {limit} of {of} {holds}; this request needs {} {unit} and will fit in {seconds} s.",
-                thousands(*need)
+                "Rate limit reached: {limit} of {of} {holds}; this request needs {need} and will fit in {seconds} s.",
+                need = counted(*need, unit)
             )
         }
         Denial::Never { scope, dimension, need, capacity } => {
             let (unit, limit, of) = (dimension.unit(), dimension.limit_name(), whose(tenant, scope));
             format!(
-                "Request too large: it needs {} {unit}, and {limit} of {of} never holds more than {}. Waiting does not help: send a \
+                "Request too large: it needs {}, and {limit} of {of} never holds more than {}. Waiting does not help: send a \
                  shorter prompt or a lower output ceiling, or ask for a larger burst.",
-                thousands(*need),
+                counted(*need, unit),
                 thousands(*capacity)
             )
         }
@@ -72,6 +72,12 @@ pub fn sentence(tenant: &str, denial: &Denial) -> String {
             "The limiter cannot answer for this tenant at the moment. Try again.".to_owned()
         }
     }
+}
+
+/// "1 request", "5,000 tokens".
+fn counted(number: u64, unit: &str) -> String {
+    let unit = if number == 1 { unit.trim_end_matches('s') } else { unit };
+    format!("{} {unit}", thousands(number))
 }
 
 fn whose(tenant: &str, scope: &Scope) -> String {

@@ -31,7 +31,7 @@ use crate::meter::{Metered, StreamEnd, StreamMeter, StreamMeterOptions, Usage, e
 use crate::node::{Guard, Receipt};
 use crate::policy::OnDisconnect;
 use crate::route::Dialect;
-use crate::upstream::decode::Decoder;
+use crate::upstream::decode::{Decoder, Undecodable};
 use crate::upstream::{Upstream, hygiene};
 
 /// The most of a whole answer that is held in memory. The largest embedding batches are below it.
@@ -103,7 +103,7 @@ async fn whole(
 ) -> Result<Bytes, Rejection> {
     let reading = tokio::time::timeout_at(exchange.deadline, Limited::new(body, MAX_WHOLE_ANSWER).collect());
     let bytes = match reading.await {
-        Ok(Ok(collected)) => decoder.feed(collected.to_bytes()).map_err(|_| "cannot be decoded"),
+        Ok(Ok(collected)) => decoded(&mut decoder, collected.to_bytes()).map_err(|_| "cannot be decoded"),
         Ok(Err(_)) => Err("broke off or is too large"),
         Err(_elapsed) => Err("did not end in time"),
     };
@@ -131,6 +131,12 @@ async fn whole(
         };
     }
     Ok(bytes)
+}
+
+fn decoded(decoder: &mut Decoder, body: Bytes) -> Result<Bytes, Undecodable> {
+    let bytes = decoder.feed(body)?;
+    let rest = decoder.finish()?;
+    Ok(if rest.is_empty() { bytes } else { Bytes::from([bytes, rest].concat()) })
 }
 
 fn amount(usage: Usage, dialect: Dialect) -> Amount {
@@ -254,11 +260,21 @@ impl MeteredStream {
     }
 
     fn ended(&mut self) -> Option<Bytes> {
+        let Ok(rest) = self.decoder.finish() else {
+            return self.broken("upstream_unreadable", "The provider's stream ended within its encoding.");
+        };
+        let rest = self.meter(rest);
         self.inner_over = true;
-        let mut live = self.live.take()?;
-        let held = live.meter.take_held();
-        live.finish(StreamEnd::Clean);
-        (!held.is_empty()).then_some(held)
+        let held = self.live.take().map(|mut live| {
+            let held = live.meter.take_held();
+            live.finish(StreamEnd::Clean);
+            held
+        });
+        let last = match held {
+            Some(held) if !held.is_empty() => Bytes::from([rest, held].concat()),
+            _ => rest,
+        };
+        (!last.is_empty()).then_some(last)
     }
 
     /// The status line has gone out, so the failure is told in the stream.

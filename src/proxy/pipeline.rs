@@ -367,7 +367,7 @@ fn outbound(
 
 /// The key with its tenant, so that one tenant's keys are nothing to another.
 fn idempotency(principal: &Principal, parts: &Parts) -> Option<IdempotencyDigest> {
-    let key = parts.headers.get("idempotency-key")?;
+    let key = parts.headers.get("idempotency-key").filter(|key| !key.is_empty())?;
     let mut hash = Sha256::new();
     hash.update(principal.tenant.as_bytes());
     hash.update([0]);
@@ -378,5 +378,7 @@ fn idempotency(principal: &Principal, parts: &Parts) -> Option<IdempotencyDigest
 }
 
 fn asks_for_upgrade<B>(request: &Request<B>) -> bool {
-    request.method() == Method::CONNECT || request.headers().contains_key(header::UPGRADE)
+    // An offer of HTTP/2 may be passed over (RFC 9110 §7.8); a WebSocket handshake waits for an answer to it.
+    let web_socket = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"websocket");
+    request.method() == Method::CONNECT || request.headers().get_all(header::UPGRADE).iter().any(web_socket)
 }

@@ -86,6 +86,21 @@ impl Decoder {
         matches!(self, Self::Identity)
     }
 
+    /// The body is over: what is left of it.
+    ///
+    /// # Errors
+    /// It ended too early, or its check value is wrong.
+    pub fn finish(&mut self) -> Result<Bytes, Undecodable> {
+        let (ended, sink) = match self {
+            Self::Identity => return Ok(Bytes::new()),
+            Self::Gzip(decoder) => (decoder.try_finish(), decoder.get_mut()),
+            Self::Deflate(decoder) => (decoder.try_finish(), decoder.get_mut()),
+            Self::Brotli(decoder) => (decoder.close(), decoder.get_mut()),
+        };
+        let rest = Bytes::from(std::mem::take(&mut sink.bytes));
+        ended.map(|()| rest).map_err(|_| Undecodable::Corrupt)
+    }
+
     /// What `chunk` decodes to, as far as it can be told yet.
     ///
     /// # Errors
@@ -156,8 +171,18 @@ mod tests {
                 let mut decoder = decoder(name);
                 let mut out = decoder.feed(Bytes::copy_from_slice(&encoded[..cut])).unwrap().to_vec();
                 out.extend_from_slice(&decoder.feed(Bytes::copy_from_slice(&encoded[cut..])).unwrap());
+                out.extend_from_slice(&decoder.finish().unwrap());
                 assert_eq!(out, TEXT, "{name} cut at {cut}");
             }
+        }
+    }
+
+    #[test]
+    fn a_body_that_ends_too_early_is_not_taken_for_a_whole_one() {
+        for (name, encoded) in [("gzip", gzip(TEXT)), ("deflate", deflate(TEXT)), ("br", brotli(TEXT))] {
+            let mut decoder = decoder(name);
+            let fed = decoder.feed(Bytes::copy_from_slice(&encoded[..encoded.len() - 1]));
+            assert!(fed.is_err() || decoder.finish().is_err(), "{name}");
         }
     }
 
