@@ -66,7 +66,11 @@ pub async fn follow(node: Arc<Node>, path: PathBuf, stopping: CancellationToken)
             Err(_stopping) => return,
         };
         if asked || seen.as_ref() != Some(&text) {
-            apply(&node, &path, &text);
+            let (node, path, looked_at) = (node.clone(), path.clone(), text.clone());
+            // A large policy, or a tokenizer that it is the first to need, takes longer than a worker may be held.
+            let applying = tokio::task::spawn_blocking(move || apply(&node, &path, &looked_at));
+            // A panic was told by its hook; the next text may fare better.
+            let _panicked = applying.await;
             seen = Some(text);
         }
     }
@@ -90,6 +94,7 @@ fn apply(node: &Node, path: &Path, text: &str) {
                     );
                 }
             }
+            crate::estimate::warm_up(next.encodings());
             node.apply(next);
             node.metrics.count_reload("applied");
             tracing::info!(file = %path.display(), version, "a new policy is in force");
