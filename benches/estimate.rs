@@ -7,7 +7,7 @@ use tollgate::estimate::{self, Encoding, TokenCache};
 use tollgate::route::{Ask, Bounds, Endpoint};
 
 fn main() {
-    estimate::warm_up();
+    estimate::warm_up([Encoding::O200k, Encoding::Cl100k]);
     divan::main();
 }
 

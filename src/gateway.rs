@@ -58,7 +58,9 @@ impl Gateway {
         let stopping = CancellationToken::new();
         let background = TaskTracker::new();
 
-        tokio::task::spawn_blocking(crate::estimate::warm_up).await.map_err(io::Error::other)?;
+        let first = node.snapshot();
+        let warming = tokio::task::spawn_blocking(move || crate::estimate::warm_up(first.encodings()));
+        warming.await.map_err(io::Error::other)?;
         let edge = Arc::new(Edge { node: node.clone(), options: options.edge });
         let server = Server::bind(options.listen, edge, options.server)
             .await

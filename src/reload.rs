@@ -54,6 +54,8 @@ pub async fn follow(node: Arc<Node>, path: PathBuf, stopping: CancellationToken)
         let (looking, file, before) = (node.clone(), path.clone(), seen.take());
         match tokio::task::spawn_blocking(move || look(&looking, &file, before, asked)).await {
             Ok(looked_at) => seen = looked_at,
+            // A panic was told by its hook; the next text may fare better.
+            Err(failed) if failed.is_panic() => {}
             Err(_stopping) => return,
         }
     }
@@ -100,6 +102,7 @@ fn apply(node: &Node, path: &Path, text: &str, asked: bool) {
                     );
                 }
             }
+            crate::estimate::warm_up(next.encodings());
             node.apply(next);
             node.metrics.count_reload("applied");
             tracing::info!(file = %path.display(), version, "a new policy is in force");

@@ -3,7 +3,11 @@
 //! Label sets are bounded: a family takes [`SERIES`] different sets and counts the rest under `other`, so no tenant, key or model
 //! name can grow a node's memory. Nothing here ever sees a prompt or a secret.
 
+mod lines;
+
 use std::sync::atomic::AtomicI64;
+
+pub use lines::Flusher;
 
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -16,7 +20,6 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::limit::Span;
-use crate::upstream::Failure;
 
 /// The most series of one family whose labels come from a policy.
 pub const SERIES: usize = 200;
@@ -97,6 +100,8 @@ pub struct Metrics {
     registry: Registry,
     /// Decisions by outcome (admitted, denied, deferred, degraded, error) and reason.
     pub decisions: Counters,
+    /// The one of them that most requests count in.
+    admitted: Counter,
     /// Tokens held by reservations, by tenant, key and route.
     pub tokens_reserved: Counters,
     /// Tokens of reservations that settled with usage, by tenant, key and route.
@@ -148,8 +153,10 @@ impl Metrics {
         let seconds = || Histogram::new(exponential_buckets(0.000_01, 2.5, 16));
         let ratio =
             || Histogram::new([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0]);
+        let decisions = counters(r, "decisions", "Decisions by outcome and reason");
         Self {
-            decisions: counters(r, "decisions", "Decisions by outcome and reason"),
+            admitted: decisions.with(decision("admitted", "none")),
+            decisions,
             tokens_reserved: counters(r, "tokens_reserved", "Tokens held by reservations"),
             tokens_settled: counters(r, "tokens_settled", "Tokens settled with usage"),
             tokens_refunded: counters(r, "tokens_refunded", "Tokens held, not used and given back"),
@@ -203,9 +210,14 @@ impl Metrics {
         }
     }
 
+    /// Counts one admitted request.
+    pub fn count_admitted(&self) {
+        self.admitted.inc();
+    }
+
     /// Counts one decision.
     pub fn count_decision(&self, outcome: &'static str, reason: &'static str) {
-        self.decisions.with(vec![("outcome", outcome.to_owned()), ("reason", reason.to_owned())]).inc();
+        self.decisions.with(decision(outcome, reason)).inc();
     }
 
     /// Counts one look at the policy file.
@@ -213,16 +225,9 @@ impl Metrics {
         self.policy_reloads.with(vec![("result", result.to_owned())]).inc();
     }
 
-    /// Counts one request sent to a provider: by status, or by what went wrong.
-    pub fn count_attempt<B>(&self, provider: &str, outcome: &Result<http::Response<B>, Failure>) {
-        let outcome = match outcome {
-            Ok(answer) => answer.status().as_u16().to_string(),
-            Err(Failure::NotConfigured(_)) => "not_configured".to_owned(),
-            Err(Failure::Unreachable(_)) => "unreachable".to_owned(),
-            Err(Failure::Broken(_)) => "broken".to_owned(),
-            Err(Failure::TimedOut) => "timed_out".to_owned(),
-        };
-        self.upstream_attempts.with(vec![("provider", provider.to_owned()), ("outcome", outcome)]).inc();
+    /// The counter of requests sent to a provider that ended so: a status, or what went wrong.
+    pub fn attempts(&self, provider: &str, outcome: &str) -> Counter {
+        self.upstream_attempts.with(vec![("provider", provider.to_owned()), ("outcome", outcome.to_owned())])
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -239,6 +244,10 @@ impl Default for Metrics {
     fn default() -> Self {
         Self::new()
     }
+}
+
+fn decision(outcome: &str, reason: &str) -> Labels {
+    vec![("outcome", outcome.to_owned()), ("reason", reason.to_owned())]
 }
 
 fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
@@ -265,31 +274,28 @@ pub enum LogFormat {
     Json,
 }
 
-/// Writes logs to standard error from a thread of its own. Lines are dropped, and counted, rather than block a request when the
-/// reader of standard error is stuck. `filter` is in the syntax of `tracing_subscriber::EnvFilter`.
+/// Writes logs to standard error from a thread of its own: see [`lines`]. `filter` is in the syntax of
+/// `tracing_subscriber::EnvFilter`.
 ///
-/// The returned guard writes what is left when it is dropped.
+/// The returned value writes what is left when it is dropped.
 ///
 /// # Errors
-/// A filter that does not parse.
-pub fn init_logs(
-    format: LogFormat,
-    filter: &str,
-) -> Result<tracing_appender::non_blocking::WorkerGuard, String> {
+/// A filter that does not parse; a thread that cannot be started.
+pub fn init_logs(format: LogFormat, filter: &str) -> Result<Flusher, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("log filter {filter:?}: {error}"))?;
-    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
+    let (lines, flusher) = lines::start(std::io::stderr()).map_err(|error| format!("logs: {error}"))?;
     let registry = tracing_subscriber::registry().with(filter);
     let result = match format {
         LogFormat::Pretty => {
-            registry.with(tracing_subscriber::fmt::layer().with_writer(writer).with_target(false)).try_init()
+            registry.with(tracing_subscriber::fmt::layer().with_writer(lines).with_target(false)).try_init()
         }
         LogFormat::Json => {
-            let layer = tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(writer);
+            let layer = tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(lines);
             registry.with(layer.with_current_span(false).with_span_list(false)).try_init()
         }
     };
     result.map_err(|error| format!("logs: {error}"))?;
-    Ok(guard)
+    Ok(flusher)
 }
 
 #[cfg(test)]

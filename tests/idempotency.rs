@@ -156,3 +156,13 @@ async fn two_keys_of_one_tenant_share_theirs() {
     assert_eq!(chat_once(&inside, &key(), "one", "", &chat(4)).await.status, 200);
     assert_eq!(chat_once(&inside, &staging, "one", "", &chat(4)).await.status, 409);
 }
+
+#[tokio::test]
+async fn an_empty_key_is_none() {
+    let inside = Inside::under(northwind).await;
+    let key = key();
+    for _ in 0..2 {
+        let answer = chat_once(&inside, &key, "", "", &chat(4)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}

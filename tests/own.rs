@@ -257,3 +257,17 @@ async fn connections_that_say_nothing_do_not_hold_up_a_stop() {
     tokio::time::timeout(support::PATIENCE, stopping).await.expect("nobody was waited for");
     drop(silent);
 }
+
+#[tokio::test]
+async fn a_web_socket_is_refused_and_an_offer_of_http2_passed_over() {
+    let key = Key::of("production");
+    let inside = Inside::under(|policy| policy.tenant("northwind", &key, support::policy::AMPLE)).await;
+    let bearer = key.bearer();
+    let ask = async |upgrade: &str| {
+        let headers = [("authorization", bearer.as_str()), ("connection", "upgrade"), ("upgrade", upgrade)];
+        inside.client.post(&inside.at("/v1/chat/completions"), &headers, &support::inside::chat(4)).await
+    };
+    let refused = ask("websocket").await;
+    assert_eq!((refused.status, refused.header("x-tollgate-error")), (501, Some("upgrade_not_supported")));
+    assert_eq!(ask("h2c").await.status, 200);
+}

@@ -90,8 +90,9 @@ http {{
     /// `tollgate serve` with one worker and its usual log, a line for each decision, written to a file.
     pub async fn tollgate(name: &str, binary: &str, folder: &Path, provider: SocketAddr) -> Outcome<Proxy> {
         let folder = folder.join(name);
-        fs::create_dir(&folder)?;
-        let policy = folder.join("policy.yaml");
+        // Apart from the log: the policy's folder is watched, and each line would wake the watcher.
+        let policy = folder.join("policy").join("policy.yaml");
+        fs::create_dir_all(folder.join("policy"))?;
         fs::write(&policy, policy_yaml(provider)?)?;
         let (listen, admin) = (free_address()?, free_address()?);
         let mut command = on_cpu_of_proxies(binary);

@@ -1,7 +1,8 @@
 //! From a policy to what the limiter and the pipeline read: a value made whole, then swapped in.
 
+use crate::estimate::Encoding;
 use crate::limit::{Dimension, ModelMatch, Name, Rate, RateLimit, Scope, ScopeLimits, TenantRules};
-use crate::policy::{Enforcement, Limits, ModelPattern, Policy, Tenant};
+use crate::policy::{Enforcement, Limits, ModelPattern, Policy, Tenant, Tokenizer};
 
 /// The limits of every tenant of `policy`.
 #[must_use]
@@ -55,4 +56,16 @@ fn scope_limits(scope: Scope, limits: &Limits) -> Option<ScopeLimits> {
     let max_inflight = limits.max_inflight.map(|max| u32::try_from(max).unwrap_or(u32::MAX));
     let binds = !rates.is_empty() || max_inflight.is_some() || matches!(scope, Scope::Model(_));
     binds.then_some(ScopeLimits { scope, rates, max_inflight })
+}
+
+/// How the texts of a model with this tokenizer are counted.
+#[must_use]
+pub fn encoding_of(tokenizer: &Tokenizer) -> Encoding {
+    match tokenizer {
+        Tokenizer::O200k => Encoding::O200k,
+        Tokenizer::Cl100k => Encoding::Cl100k,
+        Tokenizer::Bytes { bytes_per_token_milli } => {
+            Encoding::bytes(u32::try_from(*bytes_per_token_milli).unwrap_or(u32::MAX))
+        }
+    }
 }

@@ -220,8 +220,10 @@ impl Node {
             ending: std::sync::OnceLock::new(),
         });
         self.decisions.remember(record.clone());
-        let counted = if outcome == "denied" { "denied" } else { "admitted" };
-        self.metrics.count_decision(counted, reason.filter(|_| outcome == "denied").unwrap_or("none"));
+        match reason.filter(|_| outcome == "denied") {
+            Some(reason) => self.metrics.count_decision("denied", reason),
+            None => self.metrics.count_admitted(),
+        }
         match decision.verdict {
             Verdict::Denied(denial) => {
                 log_decision(&record);

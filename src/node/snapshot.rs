@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::compile::tenant_rules;
+use super::compile::{encoding_of, tenant_rules};
 use super::principal::Principal;
 use crate::auth::KeyTable;
+use crate::estimate::Encoding;
 use crate::limit::{Moment, Name, Rules, TenantRules};
 use crate::policy::{Model, Policy, Tenant};
 use crate::route::Dialect;
@@ -82,6 +83,11 @@ impl Snapshot {
     pub fn any_upstream(&self, dialect: Dialect) -> Option<&Arc<Upstream>> {
         self.everyone.as_ref()?;
         self.upstreams.iter().find(|upstream| upstream.dialect == dialect)
+    }
+
+    /// How the texts of its models are counted.
+    pub fn encodings(&self) -> impl Iterator<Item = Encoding> {
+        self.policy.models.values().map(|model| encoding_of(&model.tokenizer))
     }
 
     /// The tenant of a principal.

@@ -5,58 +5,86 @@
 //! `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10). Numbers are never negative. The tightest bucket on the path speaks for
 //! its dimension, and the levels are those of the moment of the decision.
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::limit::{Dimension, LevelView, Levels, Span};
 use crate::route::Dialect;
 
+/// The headers of one dimension in a dialect.
+struct Names {
+    dimension: Dimension,
+    limit: HeaderName,
+    remaining: HeaderName,
+    reset: HeaderName,
+}
+
+const OPENAI: [Names; 2] = [
+    Names {
+        dimension: Dimension::Requests,
+        limit: HeaderName::from_static("x-ratelimit-limit-requests"),
+        remaining: HeaderName::from_static("x-ratelimit-remaining-requests"),
+        reset: HeaderName::from_static("x-ratelimit-reset-requests"),
+    },
+    Names {
+        dimension: Dimension::Tokens,
+        limit: HeaderName::from_static("x-ratelimit-limit-tokens"),
+        remaining: HeaderName::from_static("x-ratelimit-remaining-tokens"),
+        reset: HeaderName::from_static("x-ratelimit-reset-tokens"),
+    },
+];
+
+const ANTHROPIC: [Names; 4] = [
+    Names {
+        dimension: Dimension::Requests,
+        limit: HeaderName::from_static("anthropic-ratelimit-requests-limit"),
+        remaining: HeaderName::from_static("anthropic-ratelimit-requests-remaining"),
+        reset: HeaderName::from_static("anthropic-ratelimit-requests-reset"),
+    },
+    Names {
+        dimension: Dimension::Tokens,
+        limit: HeaderName::from_static("anthropic-ratelimit-tokens-limit"),
+        remaining: HeaderName::from_static("anthropic-ratelimit-tokens-remaining"),
+        reset: HeaderName::from_static("anthropic-ratelimit-tokens-reset"),
+    },
+    Names {
+        dimension: Dimension::InputTokens,
+        limit: HeaderName::from_static("anthropic-ratelimit-input-tokens-limit"),
+        remaining: HeaderName::from_static("anthropic-ratelimit-input-tokens-remaining"),
+        reset: HeaderName::from_static("anthropic-ratelimit-input-tokens-reset"),
+    },
+    Names {
+        dimension: Dimension::OutputTokens,
+        limit: HeaderName::from_static("anthropic-ratelimit-output-tokens-limit"),
+        remaining: HeaderName::from_static("anthropic-ratelimit-output-tokens-remaining"),
+        reset: HeaderName::from_static("anthropic-ratelimit-output-tokens-reset"),
+    },
+];
+
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
 /// Adds the limit headers of `dialect`.
 pub fn add(headers: &mut HeaderMap, dialect: Dialect, levels: &Levels, now: Timestamp) {
     match dialect {
-        Dialect::OpenAi => openai(headers, levels),
-        Dialect::Anthropic => anthropic(headers, levels, now),
+        Dialect::OpenAi => dialects_own(headers, OPENAI, levels, clock_like),
+        Dialect::Anthropic => dialects_own(headers, ANTHROPIC, levels, |until_full| instant(now, until_full)),
     }
     ietf(headers, levels);
 }
 
-fn openai(headers: &mut HeaderMap, levels: &Levels) {
-    let names = [
-        (
-            Dimension::Requests,
-            ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
-        ),
-        (
-            Dimension::Tokens,
-            ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
-        ),
-    ];
-    for (dimension, [limit, remaining, reset]) in names {
+fn dialects_own(
+    headers: &mut HeaderMap,
+    names: impl IntoIterator<Item = Names>,
+    levels: &Levels,
+    reset_text: impl Fn(Span) -> String,
+) {
+    for Names { dimension, limit, remaining, reset } in names {
         let Some(level) = levels[dimension.index()] else { continue };
-        number(headers, limit, level.per_minute);
-        number(headers, remaining, left(&level));
-        text(headers, reset, &clock_like(level.until_full));
-    }
-}
-
-fn anthropic(headers: &mut HeaderMap, levels: &Levels, now: Timestamp) {
-    let names = [
-        (Dimension::Requests, "requests"),
-        (Dimension::Tokens, "tokens"),
-        (Dimension::InputTokens, "input-tokens"),
-        (Dimension::OutputTokens, "output-tokens"),
-    ];
-    for (dimension, name) in names {
-        let Some(level) = levels[dimension.index()] else { continue };
-        let full = seconds_up(level.until_full);
-        let at = now + SignedDuration::from_secs(i64::try_from(full).unwrap_or(0).min(31_536_000));
-        number(headers, &format!("anthropic-ratelimit-{name}-limit"), level.per_minute);
-        number(headers, &format!("anthropic-ratelimit-{name}-remaining"), left(&level));
-        text(
-            headers,
-            &format!("anthropic-ratelimit-{name}-reset"),
-            &at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        );
+        headers.insert(limit, HeaderValue::from(level.per_minute));
+        headers.insert(remaining, HeaderValue::from(left(&level)));
+        text(headers, reset, reset_text(level.until_full));
     }
 }
 
@@ -77,9 +105,15 @@ fn ietf(headers: &mut HeaderMap, levels: &Levels) {
         let _ = write!(states, "{comma}\"{name}\";r={};t={}", left(&level), seconds_up(level.until_full));
     }
     if !policies.is_empty() {
-        text(headers, "ratelimit-policy", &policies);
-        text(headers, "ratelimit", &states);
+        text(headers, RATELIMIT_POLICY, policies);
+        text(headers, RATELIMIT, states);
     }
+}
+
+/// Anthropic's spelling: the instant, RFC 3339.
+fn instant(now: Timestamp, until: Span) -> String {
+    let seconds = i64::try_from(seconds_up(until)).unwrap_or(0).min(31_536_000);
+    (now + SignedDuration::from_secs(seconds)).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 fn left(level: &LevelView) -> u64 {
@@ -103,14 +137,8 @@ fn clock_like(span: Span) -> String {
     }
 }
 
-fn number(headers: &mut HeaderMap, name: &str, value: u64) {
-    if let Ok(name) = name.parse::<HeaderName>() {
-        headers.insert(name, HeaderValue::from(value));
-    }
-}
-
-fn text(headers: &mut HeaderMap, name: &str, value: &str) {
-    if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::try_from(value)) {
+fn text(headers: &mut HeaderMap, name: HeaderName, value: String) {
+    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(value)) {
         headers.insert(name, value);
     }
 }

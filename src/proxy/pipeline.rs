@@ -20,8 +20,9 @@ use super::reject::Rejection;
 use crate::auth::Credential;
 use crate::estimate::{self, Encoding, OutputRule};
 use crate::limit::{Amount, IdempotencyDigest, Name, ReservationId};
+use crate::node::compile::encoding_of;
 use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
-use crate::policy::{Model, OutputEstimate, Tokenizer};
+use crate::policy::{Model, OutputEstimate};
 use crate::route::{Ask, Bounds, Dialect, Endpoint, Missing};
 use crate::upstream::{self, Outbound, Upstream, hygiene};
 
@@ -335,16 +336,6 @@ fn count_without_policy(snapshot: &Snapshot, endpoint: Endpoint, ask: Ask) -> Re
 
 fn encoding(snapshot: &Snapshot, model: &str) -> Encoding {
     snapshot.model(model).map_or(Encoding::O200k, |(model, ..)| encoding_of(&model.tokenizer))
-}
-
-fn encoding_of(tokenizer: &Tokenizer) -> Encoding {
-    match tokenizer {
-        Tokenizer::O200k => Encoding::O200k,
-        Tokenizer::Cl100k => Encoding::Cl100k,
-        Tokenizer::Bytes { bytes_per_token_milli } => {
-            Encoding::bytes(u32::try_from(*bytes_per_token_milli).unwrap_or(u32::MAX))
-        }
-    }
 }
 
 fn outbound(

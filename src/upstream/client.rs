@@ -1,7 +1,7 @@
 //! A provider, ready to be called.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use prometheus_client::metrics::counter::Counter;
 
 use crate::policy::{Provider, Timeouts};
 use crate::route::Dialect;
@@ -40,6 +41,8 @@ pub struct Upstream {
     origin: Result<Origin, String>,
     credential: Result<Option<(HeaderName, HeaderValue)>, String>,
     pub(super) client: HttpClient,
+    /// The counter of its usual answer, looked up once.
+    pub(super) answered_200: OnceLock<Counter>,
 }
 
 struct Origin {
@@ -66,6 +69,7 @@ impl Upstream {
             origin: origin(&provider.base_url),
             credential: credential.transpose(),
             client: client.unwrap_or_else(|| make_client(&provider.timeouts)),
+            answered_200: OnceLock::new(),
         }
     }
 

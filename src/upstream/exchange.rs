@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -55,7 +55,7 @@ pub async fn send(
     let mut attempt = 1;
     loop {
         let outcome = once(guard, upstream, outbound).await;
-        metrics.count_attempt(&upstream.name, &outcome);
+        count(metrics, upstream, &outcome);
         let asked = match &outcome {
             Ok(answer) if retry::worth_retrying(answer.status()) => {
                 retry::retry_after(answer.headers(), crate::clock::wall_now())
@@ -95,6 +95,21 @@ async fn once(
         Ok(Err(error)) => Err(Failure::Broken(causes(&error))),
         Err(_elapsed) => Err(Failure::TimedOut),
     }
+}
+
+fn count<B>(metrics: &Metrics, upstream: &Upstream, outcome: &Result<Response<B>, Failure>) {
+    let outcome = match outcome {
+        Ok(answer) if answer.status() == StatusCode::OK => {
+            upstream.answered_200.get_or_init(|| metrics.attempts(&upstream.name, "200")).inc();
+            return;
+        }
+        Ok(answer) => answer.status().as_str().to_owned(),
+        Err(Failure::NotConfigured(_)) => "not_configured".to_owned(),
+        Err(Failure::Unreachable(_)) => "unreachable".to_owned(),
+        Err(Failure::Broken(_)) => "broken".to_owned(),
+        Err(Failure::TimedOut) => "timed_out".to_owned(),
+    };
+    metrics.attempts(&upstream.name, &outcome).inc();
 }
 
 fn prepare(guard: &Guard, upstream: &Upstream, outbound: &Outbound) -> Result<Request<Full<Bytes>>, String> {
