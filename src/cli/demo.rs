@@ -6,8 +6,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
-
+use super::stop::Stop;
 use crate::demo::{self, Stage, encore};
 
 const ABOUT: &str = "\
@@ -45,7 +44,7 @@ pub fn run(args: Args) -> ExitCode {
 
 /// Answers whether the books balanced.
 async fn run_until_stopped(args: &Args) -> Result<bool, String> {
-    let mut stop = Stop::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let mut stop = Stop::listen()?;
     let stage = Stage::set().await?;
     eprintln!(
         "A node on {} in front of a simulated provider on {}.\n\
@@ -87,22 +86,4 @@ fn print(text: &str) {
 fn fail(problem: &str) -> ExitCode {
     eprintln!("tollgate demo: {problem}");
     ExitCode::FAILURE
-}
-
-struct Stop {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Stop {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }

@@ -11,6 +11,7 @@ pub mod demo;
 pub mod keys;
 pub mod provider;
 pub mod serve;
+mod stop;
 
 /// A clustered LLM gateway that enforces every tenant's limits as one machine would.
 #[derive(Debug, Parser)]

@@ -3,8 +3,7 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use tokio::signal::unix::{SignalKind, signal};
-
+use super::stop::Stop;
 use crate::simulated::{Ceilings, Options, Provider, Skew};
 
 /// Arguments of `tollgate provider`.
@@ -64,10 +63,7 @@ pub fn run(args: Args) -> ExitCode {
 
 async fn serve(args: Args) -> Result<(), String> {
     // Before the address is printed: whoever reads it may send the signal at once.
-    let mut terminated =
-        signal(SignalKind::terminate()).map_err(|error| format!("cannot listen for SIGTERM: {error}"))?;
-    let mut interrupted =
-        signal(SignalKind::interrupt()).map_err(|error| format!("cannot listen for ctrl-c: {error}"))?;
+    let mut stop = Stop::listen()?;
 
     let options = Options {
         ceilings: Ceilings {
@@ -83,10 +79,7 @@ async fn serve(args: Args) -> Result<(), String> {
     })?;
     println!("listening on http://{}", provider.local_addr());
 
-    tokio::select! {
-        _ = terminated.recv() => {}
-        _ = interrupted.recv() => {}
-    }
+    stop.asked().await;
     provider.shutdown().await;
     Ok(())
 }

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
-
+use super::stop::Stop;
 use crate::admin::AdminToken;
 use crate::config::{self, FileSettings};
 use crate::gateway::{Gateway, GatewayOptions};
@@ -149,7 +148,7 @@ async fn serve(args: Args, file: FileSettings) -> Result<(), String> {
             ..server
         },
     };
-    let mut stop = Stop::new().map_err(|error| error.to_string())?;
+    let mut stop = Stop::listen()?;
     let gateway = Gateway::start(snapshot, options).await.map_err(|error| error.to_string())?;
     announce(&gateway);
     stop.asked().await;
@@ -212,24 +211,6 @@ fn announce(gateway: &Gateway) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     tracing::info!("{line}");
-}
-
-struct Stop {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Stop {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 fn refuse(problem: &str) -> ExitCode {

@@ -6,6 +6,7 @@
 
 use super::types::{Limits, Policy, Pool, Tenant, Window};
 use super::units::Ratio;
+use crate::limit::Dimension;
 
 /// Committed peaks are a reason to ask the provider for more from this part of the ceiling on.
 pub(super) const COMMITTED_PEAKS_LINE: Ratio = Ratio::from_parts_per_million(800_000);
@@ -14,64 +15,6 @@ pub(super) const FLOORS_LINE: Ratio = Ratio::from_parts_per_million(700_000);
 
 const MINUTES_PER_DAY: usize = 24 * 60;
 const MINUTES_PER_WEEK: usize = 7 * MINUTES_PER_DAY;
-
-/// What is counted per minute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dimension {
-    /// Input and output tokens together.
-    Tokens,
-    /// Input tokens.
-    InputTokens,
-    /// Output tokens.
-    OutputTokens,
-    /// Requests.
-    Requests,
-}
-
-impl Dimension {
-    /// All of them, in the order people read them.
-    pub const ALL: [Dimension; 4] =
-        [Dimension::Tokens, Dimension::InputTokens, Dimension::OutputTokens, Dimension::Requests];
-
-    /// What a table calls it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Dimension::Tokens => "tokens",
-            Dimension::InputTokens => "input tokens",
-            Dimension::OutputTokens => "output tokens",
-            Dimension::Requests => "requests",
-        }
-    }
-
-    fn ceiling(self, pool: &Pool) -> Option<u64> {
-        match self {
-            Dimension::Tokens => pool.ceiling.tokens_per_minute,
-            Dimension::InputTokens => pool.ceiling.input_tokens_per_minute,
-            Dimension::OutputTokens => pool.ceiling.output_tokens_per_minute,
-            Dimension::Requests => pool.ceiling.requests_per_minute,
-        }
-    }
-
-    /// The most a tenant may use; a part is bounded by the total as well.
-    fn limit(self, limits: &Limits) -> Option<u64> {
-        let total = limits.tokens.map(|rate| rate.per_minute);
-        let within_total = |part: Option<u64>| match (part, total) {
-            (Some(part), Some(total)) => Some(part.min(total)),
-            (part, total) => part.or(total),
-        };
-        match self {
-            Dimension::Tokens => {
-                let input = limits.input_tokens.map(|rate| rate.per_minute);
-                let output = limits.output_tokens.map(|rate| rate.per_minute);
-                within_total(input.zip(output).map(|(input, output)| input.saturating_add(output)))
-            }
-            Dimension::InputTokens => within_total(limits.input_tokens.map(|rate| rate.per_minute)),
-            Dimension::OutputTokens => within_total(limits.output_tokens.map(|rate| rate.per_minute)),
-            Dimension::Requests => limits.requests.map(|rate| rate.per_minute),
-        }
-    }
-}
 
 /// One dimension of a pool: what there is and what was sold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,11 +78,11 @@ pub fn of_pool(policy: &Policy, name: &str, pool: &Pool) -> PoolArithmetic {
     let tenants: Vec<&Tenant> =
         policy.tenants.iter().filter(|tenant| reaches(policy, tenant, name)).collect();
     let line = |dimension: Dimension| {
-        let ceiling = dimension.ceiling(pool)?;
+        let ceiling = ceiling(dimension, pool)?;
         let mut line =
             PoolLine { dimension, ceiling, guard: pool.guard.of(ceiling), sold: 0, unlimited_tenants: 0 };
         for tenant in &tenants {
-            match dimension.limit(&policy.effective_limits(tenant)) {
+            match limit(dimension, &policy.effective_limits(tenant)) {
                 Some(limit) => line.sold += u128::from(share_cap(tenant, name, line.guard).min(limit)),
                 None => line.unlimited_tenants += 1,
             }
@@ -203,4 +146,32 @@ fn minutes_in_utc(window: &Window, monday: jiff::civil::Date) -> impl Iterator<I
         (window.from_minute as usize..window.to_minute as usize)
             .map(move |minute| (midnight + minute) % MINUTES_PER_WEEK)
     })
+}
+
+fn ceiling(dimension: Dimension, pool: &Pool) -> Option<u64> {
+    match dimension {
+        Dimension::Tokens => pool.ceiling.tokens_per_minute,
+        Dimension::InputTokens => pool.ceiling.input_tokens_per_minute,
+        Dimension::OutputTokens => pool.ceiling.output_tokens_per_minute,
+        Dimension::Requests => pool.ceiling.requests_per_minute,
+    }
+}
+
+/// The most a tenant may use; a part is bounded by the total as well.
+fn limit(dimension: Dimension, limits: &Limits) -> Option<u64> {
+    let total = limits.tokens.map(|rate| rate.per_minute);
+    let within_total = |part: Option<u64>| match (part, total) {
+        (Some(part), Some(total)) => Some(part.min(total)),
+        (part, total) => part.or(total),
+    };
+    match dimension {
+        Dimension::Tokens => {
+            let input = limits.input_tokens.map(|rate| rate.per_minute);
+            let output = limits.output_tokens.map(|rate| rate.per_minute);
+            within_total(input.zip(output).map(|(input, output)| input.saturating_add(output)))
+        }
+        Dimension::InputTokens => within_total(limits.input_tokens.map(|rate| rate.per_minute)),
+        Dimension::OutputTokens => within_total(limits.output_tokens.map(|rate| rate.per_minute)),
+        Dimension::Requests => limits.requests.map(|rate| rate.per_minute),
+    }
 }

@@ -141,7 +141,7 @@ fn pool_summary(policy: &Policy, name: &str, pool: &Pool) -> PoolSummary {
             .lines
             .iter()
             .map(|line| DimensionSummary {
-                dimension: line.dimension.name(),
+                dimension: line.dimension.unit(),
                 ceiling: line.ceiling,
                 guard: line.guard,
                 sold: line.sold,
