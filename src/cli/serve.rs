@@ -48,11 +48,8 @@ pub struct Args {
     /// A file with these settings
     #[arg(long, env = "TOLLGATE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The token of the admin address; without it, one is made in DIR/admin.token
-    #[arg(long, env = "TOLLGATE_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    admin_token: Option<String>,
-    /// A file with that token
-    #[arg(long, env = "TOLLGATE_TOKEN_FILE", value_name = "FILE", conflicts_with = "admin_token")]
+    /// A file with the token of the admin address; TOLLGATE_ADMIN_TOKEN beats it, and without either one is made in DIR/admin.token
+    #[arg(long, env = "TOLLGATE_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// How logs look [default: pretty on a terminal, json elsewhere]
     #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_name = "FORMAT")]
@@ -119,7 +116,9 @@ async fn serve(args: Args, file: FileSettings) -> Result<(), String> {
 
     let data = args.data.or(file.data).unwrap_or_else(|| PathBuf::from("tollgate-data"));
     let token_file = args.token_file.or(file.token_file);
-    let token = match (args.admin_token.as_deref().and_then(AdminToken::given), token_file) {
+    // Never a flag: whoever lists processes would read it.
+    let given = std::env::var("TOLLGATE_ADMIN_TOKEN").ok().and_then(|token| AdminToken::given(&token));
+    let token = match (given, token_file) {
         (Some(token), _) => Ok(token),
         (None, Some(file)) => AdminToken::of_file(&file),
         (None, None) => AdminToken::of_folder(&data),
