@@ -274,7 +274,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Writes logs to standard error from a thread of its own: see [`lines`]. `filter` is in the syntax of
+/// Writes logs to standard error from a thread of its own: see `lines`. `filter` is in the syntax of
 /// `tracing_subscriber::EnvFilter`.
 ///
 /// The returned value writes what is left when it is dropped.
