@@ -1,0 +1,4 @@
+//! Who answers for what in a cluster of equal nodes.
+pub mod id;
+pub mod ring;
+pub mod time;
