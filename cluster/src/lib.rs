@@ -5,6 +5,7 @@ pub mod id;
 pub mod keyring;
 pub mod lease;
 pub mod log_time;
+pub mod membership;
 pub mod ring;
 pub mod time;
 pub mod view;
