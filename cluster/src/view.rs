@@ -1,10 +1,10 @@
-//! What one node may answer now: the applied log, its lease and its shards, combined at one instant.
+//! What one node may answer for a shard now: the applied log, its lease and its hold on the shard, combined at one instant.
 //!
 //! Laws:
 //! - `one_owner`: an answer stands only if the lease was valid *after* the debit. The check before it saves work; the one after
 //!   makes it safe, since a process can be paused in between. A [`Permit`] is all that the first check gives, and only
 //!   redeeming it with a second reading of the clock gives the [`Answerable`] that an answer needs;
-//! - a permit borrows the shards: none can be sealed between the two checks;
+//! - a permit borrows the shard: it cannot be sealed between the two checks;
 //! - epoch and session of the request must be this node's: a request that was meant for an earlier life, or routed by another
 //!   ring, is refused with what holds here, and retried by whom it concerns;
 //! - what was debited under a permit that could not be redeemed is forfeited: the answer is a refusal.
@@ -13,21 +13,21 @@
 
 use std::marker::PhantomData;
 
-use crate::authority::{Authority, Holding};
-use crate::handoff::Shards;
+use crate::authority::Authority;
+use crate::handoff::Slot;
 use crate::id::{Epoch, SessionId, ShardId, Version};
 use crate::lease::{Holder, LeaseRefusal, Required};
 use crate::time::Moment;
 
-/// A node's own state, as its owner of shards sees it at one instant.
+/// A node's own state, as whoever decides for one of its shards sees it at one instant.
 #[derive(Debug)]
 pub struct View<'a, P> {
     /// The log as far as it is applied here.
     pub authority: &'a Authority,
     /// This session's lease.
     pub holder: &'a Holder,
-    /// This session's shards.
-    pub shards: &'a Shards<P>,
+    /// The shard, as this session has it.
+    pub slot: &'a Slot<P>,
     /// The version of what the host replicates, as far as it is applied here.
     pub version: Version,
 }
@@ -38,7 +38,7 @@ pub struct View<'a, P> {
 pub struct Permit<'a> {
     until: Moment,
     complete: bool,
-    shards: PhantomData<&'a ()>,
+    slot: PhantomData<&'a ()>,
 }
 
 /// Both checks passed: the decision stands, as of the second reading.
@@ -85,19 +85,13 @@ pub enum Refusal {
 }
 
 impl<'a, P> View<'a, P> {
-    /// Whether a request about `shard`, made for `session` under `epoch`, may be decided here at `now`.
+    /// Whether a request about this shard, made for `session` under `epoch`, may be decided here at `now`.
     ///
     /// # Errors
     ///
     /// [`Refusal`]: what stands against it, and what to do.
-    pub fn may_answer(
-        &self,
-        shard: ShardId,
-        epoch: Epoch,
-        session: SessionId,
-        now: Moment,
-    ) -> Result<Permit<'a>, Refusal> {
-        let ours = self.shards.session();
+    pub fn may_answer(&self, epoch: Epoch, session: SessionId, now: Moment) -> Result<Permit<'a>, Refusal> {
+        let ours = self.slot.session();
         if session != ours || session != self.holder.session() {
             return Err(Refusal::OtherSession { ours });
         }
@@ -107,23 +101,21 @@ impl<'a, P> View<'a, P> {
         if self.authority.is_fenced(session) {
             return Err(Refusal::Fenced);
         }
-        let complete = self.serves(shard)?;
+        let complete = self.serves()?;
         let until = self.holder.check(now, Required { version: self.version, epoch })?;
-        Ok(Permit { until, complete, shards: PhantomData })
+        Ok(Permit { until, complete, slot: PhantomData })
     }
 
     /// Whether the shard is served here, and if so, whether all open work is known.
-    fn serves(&self, shard: ShardId) -> Result<bool, Refusal> {
-        if self.shards.is_sealed(shard) {
+    fn serves(&self) -> Result<bool, Refusal> {
+        let shard = self.slot.shard();
+        if self.slot.is_sealed() {
             return Err(Refusal::Sealed { shard });
         }
-        let recorded = match self.authority.holding(shard) {
-            Some(Holding::Held { session, .. }) => Some(session),
-            _ => None,
-        };
-        match self.shards.serving(shard) {
-            Some(serving) if recorded == Some(self.shards.session()) => Ok(serving.is_complete()),
-            _ => Err(Refusal::NotHere { shard, holder: recorded }),
+        let holder = self.authority.holder(shard).map(|(_, session)| session);
+        match self.slot.serving() {
+            Some(serving) if holder == Some(self.slot.session()) => Ok(serving.is_complete()),
+            _ => Err(Refusal::NotHere { shard, holder }),
         }
     }
 }

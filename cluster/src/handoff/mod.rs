@@ -22,7 +22,7 @@
 
 mod incoming;
 mod outgoing;
-mod shards;
+mod slot;
 #[cfg(test)]
 mod tests;
 
@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::incoming::{ImportRefusal, Incoming, Serving};
 pub use self::outgoing::{Outgoing, Progress};
-pub use self::shards::{Change, NotServing, Shards};
+pub use self::slot::{Change, NotServing, Slot};
 use crate::id::{Epoch, SessionId, ShardId, Version};
 
 /// A shard's sealed state on its way.

@@ -5,6 +5,7 @@ use crate::authority::{Authority, Basis, Command, Position, Rejection};
 use crate::id::{ClusterId, Identity, LogIndex, NodeId, Term};
 use crate::lease::{Answer, Holder, LeaseRefusal, Progress as Rounds, Reply, Required, Timing, Turn};
 use crate::log_time::{LogTime, Stamp};
+use crate::ring::Ring;
 use crate::time::Moment;
 use crate::view::{Refusal, View};
 
@@ -17,36 +18,34 @@ struct Cluster {
     authority: Authority,
     a: NodeId,
     b: NodeId,
-    old: Shards<u32>,
-    new: Shards<u32>,
+    /// The shard that is to move, as its old owner and its new one have it.
+    old: Slot<u32>,
+    new: Slot<u32>,
 }
 
 impl Cluster {
-    /// `a` serves every shard; the ring has just been changed to give some to `b`.
+    /// `a` serves the shard; the ring has just been changed to give it to `b`.
     fn changing() -> (Self, ShardId) {
-        let mut cluster = Self {
-            authority: Authority::new(ClusterId(1)),
-            a: NodeId(0),
-            b: NodeId(1),
-            old: Shards::new(NodeId(0), A),
-            new: Shards::new(NodeId(1), B),
-        };
+        let (a, b) = (NodeId(0), NodeId(1));
+        let shard = Ring::new(Epoch(2), [a, b]).shards_of(b).next().unwrap();
+        let (old, new) = (Slot::new(shard, a, A), Slot::new(shard, b, B));
+        let mut cluster = Self { authority: Authority::new(ClusterId(1)), a, b, old, new };
         for identity in [1, 2] {
             let address = format!("node-{identity}:1");
             cluster.apply(Command::Admit { identity: Identity(identity), address });
         }
-        cluster.apply(Command::Register { node: cluster.a, session: A });
-        cluster.apply(Command::Register { node: cluster.b, session: B });
-        cluster.change(&[cluster.a]);
-        cluster.old.observe(&cluster.authority);
-        for claim in cluster.old.proposals(&cluster.authority) {
-            cluster.apply(claim);
+        cluster.apply(Command::Register { node: a, session: A });
+        cluster.apply(Command::Register { node: b, session: B });
+        cluster.change(&[a]);
+        assert_eq!(cluster.observe(), (None, None));
+        for shard in ShardId::all() {
+            let epoch = Epoch(1);
+            cluster.apply(Command::Claim { shard, session: A, epoch, basis: Basis::First });
         }
-        assert_eq!(cluster.old.observe(&cluster.authority).len(), 1024);
+        assert_eq!(cluster.observe(), (Some(Change::Open(Start::First)), None));
         cluster.close();
-        cluster.change(&[cluster.a, cluster.b]);
-        let shard = cluster.authority.ring().shards_of(cluster.b).next().unwrap();
-        cluster.observe();
+        cluster.change(&[a, b]);
+        assert_eq!(cluster.observe(), (None, None));
         (cluster, shard)
     }
 
@@ -73,25 +72,24 @@ impl Cluster {
         self.apply(Command::Fence { session, term: TERM });
     }
 
-    fn observe(&mut self) -> (Vec<Change<u32>>, Vec<Change<u32>>) {
+    fn observe(&mut self) -> (Option<Change<u32>>, Option<Change<u32>>) {
         (self.old.observe(&self.authority), self.new.observe(&self.authority))
     }
 
-    /// Applies what `shards` proposes about `shard`.
-    fn propose(&mut self, whose: SessionId, shard: ShardId) -> Option<Command> {
-        let shards = if whose == A { &self.old } else { &self.new };
-        let about = |command: &Command| matches!(command, Command::Claim { shard: of, .. } | Command::Renounce { shard: of, .. } if *of == shard);
-        let command = shards.proposals(&self.authority).into_iter().find(about)?;
+    /// Applies what the slot of `session` wants from the log.
+    fn propose(&mut self, session: SessionId) -> Option<Command> {
+        let slot = if session == A { &self.old } else { &self.new };
+        let command = slot.proposal(&self.authority)?;
         self.apply(command.clone());
         Some(command)
     }
 
-    /// The export of `shard`, sealed with `payload` and renounced.
-    fn export(&mut self, shard: ShardId, payload: u32) -> Export<u32> {
-        self.old.seal(shard, Version(3), payload).unwrap();
-        self.propose(A, shard).unwrap();
+    /// The export, sealed with `payload` and renounced.
+    fn export(&mut self, payload: u32) -> Export<u32> {
+        self.old.seal(Version(3), payload).unwrap();
+        self.propose(A).unwrap();
         self.observe();
-        self.old.exports(&self.authority).into_iter().find(|export| export.shard == shard).unwrap()
+        self.old.export(&self.authority).unwrap()
     }
 
     fn import(&mut self, export: &Export<u32>) -> Result<(), ImportRefusal> {
@@ -101,57 +99,54 @@ impl Cluster {
 
 #[test]
 fn a_shard_moves_with_its_state() {
-    let (mut cluster, shard) = Cluster::changing();
-    assert!(cluster.old.to_seal(&cluster.authority).any(|leaving| leaving == shard));
-    cluster.old.seal(shard, Version(3), 42).unwrap();
-    assert!(cluster.old.exports(&cluster.authority).is_empty(), "nothing is exported before the log has it");
+    let (mut cluster, _) = Cluster::changing();
+    assert!(cluster.old.is_leaving(&cluster.authority) && !cluster.new.is_leaving(&cluster.authority));
+    cluster.old.seal(Version(3), 42).unwrap();
+    assert_eq!(cluster.old.export(&cluster.authority), None, "nothing is exported before the log has it");
 
-    cluster.propose(A, shard).unwrap();
-    let export = cluster.old.exports(&cluster.authority).remove(0);
+    cluster.propose(A).unwrap();
+    let export = cluster.old.export(&cluster.authority).unwrap();
     assert_eq!((export.from, export.importer, export.epoch), (A, B, Epoch(2)));
     cluster.import(&export).unwrap();
-    assert!(cluster.new.serving(shard).is_none(), "nothing is served before the log has the claim");
+    assert!(cluster.new.serving().is_none(), "nothing is served before the log has the claim");
 
-    cluster.propose(B, shard).unwrap();
+    cluster.propose(B).unwrap();
     let (_, opened) = cluster.observe();
-    assert_eq!(opened, [Change::Open { shard, start: Start::Imported(42) }]);
-    assert!(
-        cluster.new.serving(shard).is_some_and(Serving::is_complete),
-        "the export held all that was open"
-    );
-    assert!(cluster.old.exports(&cluster.authority).is_empty() && !cluster.old.is_sealed(shard));
-    assert_eq!(cluster.observe(), (vec![], vec![]), "a start is handed out once");
+    assert_eq!(opened, Some(Change::Open(Start::Imported(42))));
+    assert!(cluster.new.serving().is_some_and(Serving::is_complete), "the export held all that was open");
+    assert!(cluster.old.export(&cluster.authority).is_none() && !cluster.old.is_sealed());
+    assert_eq!(cluster.observe(), (None, None), "a start is handed out once");
 }
 
 #[test]
 fn rule_6_a_sealed_shard_never_unseals() {
     let (mut cluster, shard) = Cluster::changing();
-    cluster.old.seal(shard, Version(3), 42).unwrap();
-    assert_eq!(cluster.old.seal(shard, Version(3), 43), Err(NotServing(shard)));
+    cluster.old.seal(Version(3), 42).unwrap();
+    assert_eq!(cluster.old.seal(Version(3), 43), Err(NotServing(shard)));
     // The new owner dies and the ring gives the shard back.
     cluster.fence(B);
     cluster.observe();
     cluster.close();
     cluster.change(&[cluster.a]);
     cluster.observe();
-    assert!(cluster.old.serving(shard).is_none());
+    assert!(cluster.old.serving().is_none());
 
     // It comes back as it went: renounced, to its own session, and claimed.
-    cluster.propose(A, shard).unwrap();
-    assert_eq!(cluster.observe().0, []);
-    assert!(cluster.old.serving(shard).is_none());
-    cluster.propose(A, shard).unwrap();
-    assert_eq!(cluster.observe().0, [Change::Open { shard, start: Start::Imported(42) }]);
+    cluster.propose(A).unwrap();
+    assert_eq!(cluster.observe().0, None);
+    assert!(cluster.old.serving().is_none());
+    cluster.propose(A).unwrap();
+    assert_eq!(cluster.observe().0, Some(Change::Open(Start::Imported(42))));
 }
 
 #[test]
 fn rule_6_a_lost_export_is_sent_again_and_a_second_copy_does_nothing() {
     let (mut cluster, shard) = Cluster::changing();
-    let export = cluster.export(shard, 42);
-    assert!(cluster.old.exports(&cluster.authority).contains(&export), "until it is claimed");
+    let export = cluster.export(42);
+    assert_eq!(cluster.old.export(&cluster.authority).as_ref(), Some(&export), "until it is claimed");
     cluster.import(&export).unwrap();
     assert_eq!(cluster.import(&export), Err(ImportRefusal::Repeated(shard)));
-    cluster.propose(B, shard).unwrap();
+    cluster.propose(B).unwrap();
     cluster.observe();
     assert_eq!(cluster.import(&export), Err(ImportRefusal::NotAwaited(shard)));
 }
@@ -159,36 +154,36 @@ fn rule_6_a_lost_export_is_sent_again_and_a_second_copy_does_nothing() {
 #[test]
 fn rule_6_an_export_of_an_earlier_move_does_nothing_in_a_later_one() {
     let (mut cluster, shard) = Cluster::changing();
-    let late = cluster.export(shard, 42);
+    let late = cluster.export(42);
     cluster.fence(A);
     cluster.observe();
     // The copy is still on its way when the importer has given it up and started cold.
-    let claim = cluster.propose(B, shard).unwrap();
+    let claim = cluster.propose(B).unwrap();
     assert!(matches!(claim, Command::Claim { basis: Basis::Cold, .. }));
     assert_eq!(cluster.import(&late), Err(ImportRefusal::NotRenounced(shard)));
-    assert_eq!(cluster.observe().1, [Change::Open { shard, start: Start::Cold }]);
+    assert_eq!(cluster.observe().1, Some(Change::Open(Start::Cold)));
 }
 
 #[test]
 fn rule_6_a_restarted_importer_cannot_use_what_was_meant_for_its_earlier_life() {
     let (mut cluster, shard) = Cluster::changing();
-    let export = cluster.export(shard, 42);
+    let export = cluster.export(42);
     cluster.apply(Command::Register { node: cluster.b, session: SessionId(21) });
-    cluster.new = Shards::new(cluster.b, SessionId(21));
+    cluster.new = Slot::new(shard, cluster.b, SessionId(21));
     cluster.observe();
     assert_eq!(cluster.import(&export), Err(ImportRefusal::NotAwaited(shard)));
     // Not even by wearing the name: the old session is over for the log.
-    cluster.new = Shards::new(cluster.b, B);
+    cluster.new = Slot::new(shard, cluster.b, B);
     cluster.observe();
     cluster.import(&export).unwrap();
-    let claim = cluster.new.proposals(&cluster.authority).remove(0);
+    let claim = cluster.new.proposal(&cluster.authority).unwrap();
     assert_eq!(cluster.try_apply(claim), Err(Rejection::SessionOver { session: B }));
 }
 
 #[test]
 fn rule_7_an_export_waits_for_the_version_it_was_made_under() {
     let (mut cluster, shard) = Cluster::changing();
-    let export = cluster.export(shard, 42);
+    let export = cluster.export(42);
     let behind = ImportRefusal::Behind { shard, needed: Version(3), applied: Version(2) };
     assert_eq!(cluster.new.import(export.clone(), &cluster.authority, Version(2)), Err(behind));
     cluster.import(&export).unwrap();
@@ -199,7 +194,7 @@ fn an_export_that_the_log_does_not_confirm_is_refused() {
     let (mut cluster, shard) = Cluster::changing();
     let forged = Export { shard, epoch: Epoch(2), from: A, importer: B, version: Version(0), payload: 1_000 };
     assert_eq!(cluster.import(&forged), Err(ImportRefusal::NotRenounced(shard)));
-    let export = cluster.export(shard, 42);
+    let export = cluster.export(42);
     for wrong in [Export { epoch: Epoch(1), ..export.clone() }, Export { from: B, ..export.clone() }] {
         assert_eq!(cluster.import(&wrong), Err(ImportRefusal::NotRenounced(shard)));
     }
@@ -207,14 +202,12 @@ fn an_export_that_the_log_does_not_confirm_is_refused() {
 
 #[test]
 fn rule_6_a_dead_owners_shards_start_cold_after_its_fence_and_not_before() {
-    let (mut cluster, shard) = Cluster::changing();
-    assert!(cluster.new.proposals(&cluster.authority).is_empty());
+    let (mut cluster, _) = Cluster::changing();
+    assert_eq!(cluster.new.proposal(&cluster.authority), None);
     cluster.fence(A);
-    let (dropped, _) = cluster.observe();
-    assert_eq!(dropped.len(), 1024, "who is fenced throws everything away");
-    assert!(dropped.iter().all(|change| matches!(change, Change::Drop { .. })));
-    cluster.propose(B, shard).unwrap();
-    assert_eq!(cluster.observe().1, [Change::Open { shard, start: Start::Cold }]);
+    assert_eq!(cluster.observe(), (Some(Change::Drop), None));
+    cluster.propose(B).unwrap();
+    assert_eq!(cluster.observe().1, Some(Change::Open(Start::Cold)));
 }
 
 #[test]
@@ -226,21 +219,17 @@ fn rule_8_a_cold_start_is_complete_once_every_unfenced_session_has_announced_or_
     cluster.apply(Command::Register { node: c, session: gone });
     cluster.fence(A);
     cluster.observe();
-    cluster.propose(B, shard).unwrap();
+    cluster.propose(B).unwrap();
     cluster.observe();
-    let complete = |cluster: &Cluster| cluster.new.serving(shard).unwrap().is_complete();
+    let complete = |cluster: &Cluster| cluster.new.serving().unwrap().is_complete();
     assert!(!complete(&cluster));
 
     let own = Announcement { shard, holder: B, epoch: Epoch(2), from: B };
     cluster.new.announced(&Announcement { epoch: Epoch(1), ..own });
     cluster.new.announced(&Announcement { holder: A, ..own });
-    assert_eq!(
-        cluster.new.serving(shard).unwrap().awaited().len(),
-        2,
-        "to an earlier tenure or another holder"
-    );
+    assert_eq!(cluster.new.serving().unwrap().awaited().len(), 2, "to an earlier tenure or another holder");
     cluster.new.announced(&own);
-    assert_eq!(cluster.new.serving(shard).unwrap().awaited(), &[gone].into());
+    assert_eq!(cluster.new.serving().unwrap().awaited(), &[gone].into());
     cluster.fence(gone);
     cluster.observe();
     assert!(complete(&cluster));
@@ -262,61 +251,57 @@ fn leased(session: SessionId) -> Holder {
 }
 
 fn view<'a>(cluster: &'a Cluster, holder: &'a Holder) -> View<'a, u32> {
-    View { authority: &cluster.authority, holder, shards: &cluster.old, version: Version(0) }
+    View { authority: &cluster.authority, holder, slot: &cluster.old, version: Version(0) }
 }
 
 #[test]
 fn an_answer_needs_a_lease_before_and_after_the_debit() {
-    let (cluster, shard) = Cluster::changing();
+    let (cluster, _) = Cluster::changing();
     let holder = leased(A);
     let view = view(&cluster, &holder);
-    let permit = view.may_answer(shard, Epoch(2), A, at(2984)).unwrap();
+    let permit = view.may_answer(Epoch(2), A, at(2984)).unwrap();
     assert_eq!(permit.redeem(at(2985)).unwrap().at(), at(2985));
     // The process is paused between the debit and the answer.
-    let permit = view.may_answer(shard, Epoch(2), A, at(2984)).unwrap();
+    let permit = view.may_answer(Epoch(2), A, at(2984)).unwrap();
     assert_eq!(permit.redeem(at(2986)), Err(Refusal::Lease(LeaseRefusal::None)));
-    assert_eq!(view.may_answer(shard, Epoch(2), A, at(2986)), Err(Refusal::Lease(LeaseRefusal::None)));
+    assert_eq!(view.may_answer(Epoch(2), A, at(2986)), Err(Refusal::Lease(LeaseRefusal::None)));
 }
 
 #[test]
 fn a_request_for_another_session_or_epoch_is_told_what_holds_here() {
-    let (cluster, shard) = Cluster::changing();
+    let (cluster, _) = Cluster::changing();
     let holder = leased(A);
     let view = view(&cluster, &holder);
-    assert_eq!(view.may_answer(shard, Epoch(1), A, at(1)), Err(Refusal::OtherEpoch { ours: Epoch(2) }));
-    assert_eq!(view.may_answer(shard, Epoch(2), B, at(1)), Err(Refusal::OtherSession { ours: A }));
+    assert_eq!(view.may_answer(Epoch(1), A, at(1)), Err(Refusal::OtherEpoch { ours: Epoch(2) }));
+    assert_eq!(view.may_answer(Epoch(2), B, at(1)), Err(Refusal::OtherSession { ours: A }));
 }
 
 #[test]
 fn a_shard_is_answered_for_until_it_is_sealed_and_by_its_importer_from_the_claim_on() {
     let (mut cluster, shard) = Cluster::changing();
     let (ours, theirs) = (leased(A), leased(B));
-    assert!(view(&cluster, &ours).may_answer(shard, Epoch(2), A, at(1)).is_ok());
-    let export = cluster.export(shard, 42);
-    assert_eq!(view(&cluster, &ours).may_answer(shard, Epoch(2), A, at(1)), Err(Refusal::Sealed { shard }));
+    assert!(view(&cluster, &ours).may_answer(Epoch(2), A, at(1)).is_ok());
+    let export = cluster.export(42);
+    assert_eq!(view(&cluster, &ours).may_answer(Epoch(2), A, at(1)), Err(Refusal::Sealed { shard }));
 
     let new = |cluster: &Cluster| {
-        let view = View {
-            authority: &cluster.authority,
-            holder: &theirs,
-            shards: &cluster.new,
-            version: Version(0),
-        };
-        view.may_answer(shard, Epoch(2), B, at(1)).map(|permit| permit.is_complete())
+        let view =
+            View { authority: &cluster.authority, holder: &theirs, slot: &cluster.new, version: Version(0) };
+        view.may_answer(Epoch(2), B, at(1)).map(|permit| permit.is_complete())
     };
     cluster.import(&export).unwrap();
     assert_eq!(new(&cluster), Err(Refusal::NotHere { shard, holder: None }));
-    cluster.propose(B, shard).unwrap();
+    cluster.propose(B).unwrap();
     cluster.observe();
     assert_eq!(new(&cluster), Ok(true));
     let moved = Refusal::NotHere { shard, holder: Some(B) };
-    assert_eq!(view(&cluster, &ours).may_answer(shard, Epoch(2), A, at(1)), Err(moved));
+    assert_eq!(view(&cluster, &ours).may_answer(Epoch(2), A, at(1)), Err(moved));
 }
 
 #[test]
 fn a_fenced_session_answers_nothing_even_before_it_has_thrown_its_shards_away() {
-    let (mut cluster, shard) = Cluster::changing();
+    let (mut cluster, _) = Cluster::changing();
     let holder = leased(A);
     cluster.fence(A);
-    assert_eq!(view(&cluster, &holder).may_answer(shard, Epoch(2), A, at(1)), Err(Refusal::Fenced));
+    assert_eq!(view(&cluster, &holder).may_answer(Epoch(2), A, at(1)), Err(Refusal::Fenced));
 }
