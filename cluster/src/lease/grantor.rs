@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Answer, Renewal, RenewalRefusal, Reply, Required, Timing};
 use crate::authority::{Authority, Command, Standing};
-use crate::id::{SessionId, Term, Version};
+use crate::id::{LogIndex, SessionId, Term, Version};
 use crate::time::{Moment, Span};
 
 /// How many sessions may wait for a confirmation: more than a full cluster has. Beyond it, who asks asks again.
@@ -23,6 +23,8 @@ pub struct Grantor {
     /// Renewals that the round in flight will answer.
     confirming: Option<(Confirmation, BTreeMap<SessionId, u64>)>,
     confirmations: u64,
+    /// How far the log was applied that was shown here last.
+    observed: Option<LogIndex>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -51,6 +53,7 @@ impl Grantor {
             waiting: BTreeMap::new(),
             confirming: None,
             confirmations: 0,
+            observed: None,
         };
         grantor.observe(authority, now);
         grantor
@@ -80,7 +83,8 @@ impl Grantor {
     /// The round succeeded and `authority` has applied at least up to its index: answers its renewals.
     ///
     /// `term` is the leadership this node knows now, `version` the host's committed one. Checks and stamps and answers in one step:
-    /// a condemnation comes before all of it or after all of it.
+    /// a condemnation comes before all of it or after all of it. A log that is older than one shown before answers nobody: a session
+    /// that is fenced there would seem to live.
     pub fn confirmed(
         &mut self,
         confirmation: Confirmation,
@@ -92,6 +96,9 @@ impl Grantor {
         let Some((_, renewals)) = self.confirming.take_if(|(round, _)| *round == confirmation) else {
             return Vec::new();
         };
+        if authority.applied() < self.observed {
+            return Vec::new();
+        }
         self.observe(authority, now);
         let required = Required { version, epoch: authority.epoch() };
         let answers = renewals.into_iter().map(|(session, sequence)| {
@@ -120,6 +127,10 @@ impl Grantor {
     /// Takes note of what the log says: a session that another replaced is condemned, one that is fenced is forgotten. To be called
     /// after entries are applied.
     pub fn observe(&mut self, authority: &Authority, now: Moment) {
+        if authority.applied() < self.observed {
+            return;
+        }
+        self.observed = authority.applied();
         self.sessions
             .retain(|&session, _| authority.standing(session).is_some_and(|known| known < Standing::Fenced));
         for (id, session) in authority.unfenced() {

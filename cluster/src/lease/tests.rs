@@ -273,6 +273,19 @@ fn rule_3_a_session_that_another_replaced_is_condemned_and_fenced_only_after_the
     assert_eq!(grantor.poll_timeout(), None);
 }
 
+/// Found by the model: a fenced session is forgotten, so an older copy of the log must not speak for it.
+#[test]
+fn a_log_that_is_older_than_one_shown_before_answers_nobody() {
+    let before = authority();
+    let mut after = before.clone();
+    let mut grantor = grantor(&before);
+    grantor.arrive(Renewal { session: OURS, sequence: 1 });
+    let round = grantor.begin_confirmation().unwrap();
+    apply(&mut after, Command::Fence { session: OURS, term: T1 });
+    grantor.observe(&after, at(1));
+    assert_eq!(grantor.confirmed(round, T1, at(2), &before, Version(0)), []);
+}
+
 #[test]
 fn a_new_leader_waits_from_its_own_first_entry_whoever_was_condemned_before() {
     let mut authority = authority();
