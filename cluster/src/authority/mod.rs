@@ -250,9 +250,10 @@ impl Authority {
         }
     }
 
-    /// The shards that are still on their way: not held by a session of the ring's owner, though that owner has one. In order.
+    /// The shards that are still on their way: held by another node's session, or nobody's, though the ring's owner has a session
+    /// to take them. In order. One that nobody ever held is not among them: there is nothing to move.
     pub fn moving(&self) -> impl Iterator<Item = ShardId> {
-        ShardId::all().filter(|&shard| {
+        self.holdings.keys().copied().filter(|&shard| {
             self.ring.owner(shard).is_some_and(|owner| {
                 let arrived = self.holder(shard).is_some_and(|(node, _)| node == owner);
                 !arrived && self.nodes.get(&owner).is_some_and(|member| member.session.is_some())

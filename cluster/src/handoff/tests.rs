@@ -38,10 +38,7 @@ impl Cluster {
         cluster.apply(Command::Register { node: b, session: B });
         cluster.change(&[a]);
         assert_eq!(cluster.observe(), (None, None));
-        for shard in ShardId::all() {
-            let epoch = Epoch(1);
-            cluster.apply(Command::Claim { shard, session: A, epoch, basis: Basis::First });
-        }
+        cluster.propose(A).unwrap();
         assert_eq!(cluster.observe(), (Some(Change::Open(Start::First)), None));
         cluster.close();
         cluster.change(&[a, b]);
