@@ -21,14 +21,23 @@ pub struct Grantor {
     /// Renewals that came after the round in flight began: each session's newest.
     waiting: BTreeMap<SessionId, u64>,
     /// Renewals that the round in flight will answer.
-    confirming: Option<(Confirmation, BTreeMap<SessionId, u64>)>,
+    confirming: Option<Round>,
     confirmations: u64,
     /// How far the log was applied that was shown here last.
     observed: Option<LogIndex>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Round {
+    confirmation: Confirmation,
+    began: Moment,
+    renewals: BTreeMap<SessionId, u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Record {
+    /// When this leader first knew of the session.
+    known: Moment,
     last_granted: Option<Moment>,
     condemned: Option<Moment>,
     /// When its fence was last proposed; a proposal can be lost.
@@ -69,14 +78,19 @@ impl Grantor {
         true
     }
 
-    /// Begins a round for all that wait, unless one is in flight or nobody waits. ReadIndex is to be started after this returns.
-    pub fn begin_confirmation(&mut self) -> Option<Confirmation> {
-        if self.confirming.is_some() || self.waiting.is_empty() {
+    /// Begins a round for all that wait, unless nobody waits or one is in flight. One that has been for a quarter of a lease is
+    /// given up: who waits for it has asked again, and a round that hangs must not keep the whole cluster waiting.
+    /// ReadIndex is to be started after this returns.
+    pub fn begin_confirmation(&mut self, now: Moment) -> Option<Confirmation> {
+        let hangs = |round: &Round| now >= round.began.plus(self.timing.renewal());
+        let in_flight = self.confirming.as_ref().is_some_and(|round| !hangs(round));
+        if in_flight || self.waiting.is_empty() {
             return None;
         }
         self.confirmations += 1;
         let confirmation = Confirmation(self.confirmations);
-        self.confirming = Some((confirmation, std::mem::take(&mut self.waiting)));
+        let renewals = std::mem::take(&mut self.waiting);
+        self.confirming = Some(Round { confirmation, began: now, renewals });
         Some(confirmation)
     }
 
@@ -93,7 +107,7 @@ impl Grantor {
         authority: &Authority,
         version: Version,
     ) -> Vec<Reply> {
-        let Some((_, renewals)) = self.confirming.take_if(|(round, _)| *round == confirmation) else {
+        let Some(round) = self.confirming.take_if(|round| round.confirmation == confirmation) else {
             return Vec::new();
         };
         if authority.applied() < self.observed {
@@ -101,11 +115,11 @@ impl Grantor {
         }
         self.observe(authority, now);
         let required = Required { version, epoch: authority.epoch() };
-        let answers = renewals.into_iter().map(|(session, sequence)| {
+        let answers = round.renewals.into_iter().map(|(session, sequence)| {
             let answer = match self.refusal(session, term, authority) {
                 Some(refusal) => Answer::Refused(refusal),
                 None => {
-                    self.sessions.entry(session).or_default().last_granted = Some(now);
+                    self.record(session, now).last_granted = Some(now);
                     Answer::Granted(required)
                 }
             };
@@ -116,12 +130,12 @@ impl Grantor {
 
     /// The round failed: its renewals get no answer, and who asked asks again.
     pub fn unconfirmed(&mut self, confirmation: Confirmation) {
-        self.confirming.take_if(|(round, _)| *round == confirmation);
+        self.confirming.take_if(|round| round.confirmation == confirmation);
     }
 
     /// `session` must go: from now on it gets no renewal. The first condemnation counts.
     pub fn condemn(&mut self, session: SessionId, now: Moment) {
-        self.sessions.entry(session).or_default().condemned.get_or_insert(now);
+        self.record(session, now).condemned.get_or_insert(now);
     }
 
     /// Takes note of what the log says: a session that another replaced is condemned, one that is fenced is forgotten. To be called
@@ -134,8 +148,9 @@ impl Grantor {
         self.sessions
             .retain(|&session, _| authority.standing(session).is_some_and(|known| known < Standing::Fenced));
         for (id, session) in authority.unfenced() {
+            let record = self.record(id, now);
             if session.standing == Standing::Condemned {
-                self.condemn(id, now);
+                record.condemned.get_or_insert(now);
             }
         }
     }
@@ -146,11 +161,11 @@ impl Grantor {
         self.sessions.get(&session).and_then(|record| self.over(record)).is_some_and(|over| now >= over)
     }
 
-    /// For how long `session` has not been granted anything, as far as this leader knows.
+    /// For how long `session` has not been granted anything: since its last grant, or since this leader first knew of it.
     #[must_use]
     pub fn silence(&self, session: SessionId, now: Moment) -> Span {
-        let granted = self.sessions.get(&session).and_then(|record| record.last_granted);
-        now.since(granted.unwrap_or(self.began))
+        let since = self.sessions.get(&session).map(|record| record.last_granted.unwrap_or(record.known));
+        since.map_or(Span::default(), |since| now.since(since))
     }
 
     /// When to call [`Self::handle_timeout`] next, if a fence is due at all.
@@ -164,10 +179,15 @@ impl Grantor {
         let due = |record: &Record| self.due(record).is_some_and(|due| now >= due);
         let sessions: Vec<SessionId> =
             self.sessions.iter().filter(|(_, record)| due(record)).map(|(&session, _)| session).collect();
-        for session in &sessions {
-            self.sessions.entry(*session).or_default().proposed = Some(now);
+        for &session in &sessions {
+            self.record(session, now).proposed = Some(now);
         }
         sessions.into_iter().map(|session| Command::Fence { session, term: self.term }).collect()
+    }
+
+    fn record(&mut self, session: SessionId, now: Moment) -> &mut Record {
+        let unknown = Record { known: now, last_granted: None, condemned: None, proposed: None };
+        self.sessions.entry(session).or_insert(unknown)
     }
 
     fn refusal(&self, session: SessionId, term: Term, authority: &Authority) -> Option<RenewalRefusal> {

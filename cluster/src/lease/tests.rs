@@ -160,7 +160,7 @@ fn grantor(authority: &Authority) -> Grantor {
 /// A whole round: the renewal arrives, the leader confirms itself, all at `millis`.
 fn renew(grantor: &mut Grantor, authority: &Authority, sequence: u64, millis: u64) -> Answer {
     assert!(grantor.arrive(Renewal { session: OURS, sequence }));
-    let round = grantor.begin_confirmation().unwrap();
+    let round = grantor.begin_confirmation(at(millis)).unwrap();
     let replies = grantor.confirmed(round, T1, at(millis), authority, Version(4));
     let [reply] = replies[..] else { panic!("{replies:?}") };
     assert_eq!((reply.session, reply.sequence), (OURS, sequence));
@@ -178,16 +178,16 @@ fn a_grant_names_what_is_committed() {
 fn rule_5_a_renewal_waits_for_a_round_that_began_after_it_arrived() {
     let authority = authority();
     let mut grantor = grantor(&authority);
-    assert!(grantor.begin_confirmation().is_none(), "nobody waits");
+    assert!(grantor.begin_confirmation(at(0)).is_none(), "nobody waits");
     grantor.arrive(Renewal { session: OURS, sequence: 1 });
-    let first = grantor.begin_confirmation().unwrap();
+    let first = grantor.begin_confirmation(at(0)).unwrap();
     grantor.arrive(Renewal { session: OURS, sequence: 2 });
-    assert!(grantor.begin_confirmation().is_none(), "one round at a time");
+    assert!(grantor.begin_confirmation(at(0)).is_none(), "one round at a time");
     let replies = grantor.confirmed(first, T1, at(1), &authority, Version(0));
     assert_eq!(replies.iter().map(|reply| reply.sequence).collect::<Vec<_>>(), [1]);
     assert_eq!(grantor.confirmed(first, T1, at(1), &authority, Version(0)), [], "a round answers once");
 
-    let second = grantor.begin_confirmation().unwrap();
+    let second = grantor.begin_confirmation(at(0)).unwrap();
     let replies = grantor.confirmed(second, T1, at(2), &authority, Version(0));
     assert_eq!(replies.iter().map(|reply| reply.sequence).collect::<Vec<_>>(), [2]);
 }
@@ -201,7 +201,7 @@ fn one_round_answers_all_that_wait_and_a_failed_one_answers_nobody() {
     for session in [OURS, SessionId(20), SessionId(99)] {
         grantor.arrive(Renewal { session, sequence: 1 });
     }
-    let failed = grantor.begin_confirmation().unwrap();
+    let failed = grantor.begin_confirmation(at(0)).unwrap();
     grantor.unconfirmed(failed);
     assert_eq!(grantor.confirmed(failed, T1, at(1), &authority, Version(0)), []);
     assert_eq!(grantor.silence(OURS, at(1)), Span::from_millis(1), "nothing was granted");
@@ -209,7 +209,7 @@ fn one_round_answers_all_that_wait_and_a_failed_one_answers_nobody() {
     for session in [OURS, SessionId(20), SessionId(99)] {
         grantor.arrive(Renewal { session, sequence: 2 });
     }
-    let round = grantor.begin_confirmation().unwrap();
+    let round = grantor.begin_confirmation(at(0)).unwrap();
     let answers: Vec<Answer> = grantor
         .confirmed(round, T1, at(2), &authority, Version(0))
         .iter()
@@ -219,12 +219,26 @@ fn one_round_answers_all_that_wait_and_a_failed_one_answers_nobody() {
     assert_eq!(answers, [granted, granted, Answer::Refused(RenewalRefusal::Unknown)]);
 }
 
+/// Found by the simulation: a round whose outcome never came kept the whole cluster without leases.
+#[test]
+fn a_round_that_hangs_is_given_up_after_a_quarter_of_a_lease() {
+    let authority = authority();
+    let mut grantor = grantor(&authority);
+    grantor.arrive(Renewal { session: OURS, sequence: 1 });
+    let hangs = grantor.begin_confirmation(at(100)).unwrap();
+    grantor.arrive(Renewal { session: OURS, sequence: 2 });
+    assert!(grantor.begin_confirmation(at(849)).is_none());
+    let next = grantor.begin_confirmation(at(850)).unwrap();
+    assert_eq!(grantor.confirmed(hangs, T1, at(900), &authority, Version(0)), []);
+    assert_eq!(grantor.confirmed(next, T1, at(900), &authority, Version(0)).len(), 1);
+}
+
 #[test]
 fn rule_4_a_leader_of_another_term_grants_nothing() {
     let authority = authority();
     let mut grantor = grantor(&authority);
     grantor.arrive(Renewal { session: OURS, sequence: 1 });
-    let round = grantor.begin_confirmation().unwrap();
+    let round = grantor.begin_confirmation(at(0)).unwrap();
     let replies = grantor.confirmed(round, T2, at(1), &authority, Version(0));
     assert_eq!(replies[0].answer, Answer::Refused(RenewalRefusal::NotLeading));
 }
@@ -244,7 +258,7 @@ fn rule_5_the_wait_runs_from_the_later_of_the_last_grant_and_the_condemnation() 
     // A round that began before the condemnation is answered after it: refused.
     let mut grantor = self::grantor(&authority);
     grantor.arrive(Renewal { session: OURS, sequence: 1 });
-    let round = grantor.begin_confirmation().unwrap();
+    let round = grantor.begin_confirmation(at(0)).unwrap();
     grantor.condemn(OURS, at(10));
     let replies = grantor.confirmed(round, T1, at(11), &authority, Version(0));
     assert_eq!(replies[0].answer, Answer::Refused(RenewalRefusal::Condemned));
@@ -280,7 +294,7 @@ fn a_log_that_is_older_than_one_shown_before_answers_nobody() {
     let mut after = before.clone();
     let mut grantor = grantor(&before);
     grantor.arrive(Renewal { session: OURS, sequence: 1 });
-    let round = grantor.begin_confirmation().unwrap();
+    let round = grantor.begin_confirmation(at(0)).unwrap();
     apply(&mut after, Command::Fence { session: OURS, term: T1 });
     grantor.observe(&after, at(1));
     assert_eq!(grantor.confirmed(round, T1, at(2), &before, Version(0)), []);
@@ -295,6 +309,18 @@ fn a_new_leader_waits_from_its_own_first_entry_whoever_was_condemned_before() {
     // Nor is a session that it condemns itself judged by a clock that began before it led.
     grantor.condemn(SessionId(11), at(9001));
     assert!(!grantor.may_fence(SessionId(11), at(12_015)) && grantor.may_fence(SessionId(11), at(12_016)));
+}
+
+/// Found by the simulation: a session that has just registered is not silent for as long as its leader leads.
+#[test]
+fn silence_counts_from_the_last_grant_or_from_when_the_session_was_first_known() {
+    let mut authority = authority();
+    let mut grantor = grantor(&authority);
+    renew(&mut grantor, &authority, 1, 1000);
+    apply(&mut authority, Command::Register { node: NodeId(0), session: SessionId(11) });
+    grantor.observe(&authority, at(9000));
+    assert_eq!(grantor.silence(OURS, at(9500)), Span::from_millis(8500));
+    assert_eq!(grantor.silence(SessionId(11), at(9500)), Span::from_millis(500));
 }
 
 #[test]

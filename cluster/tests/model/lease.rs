@@ -193,7 +193,7 @@ impl Lease {
             desk.grantor.unconfirmed(round);
             let mut blind = fresh;
             (1..=state.sent).for_each(|sequence| _ = blind.arrive(Renewal { session: HOLDER, sequence }));
-            let round = blind.begin_confirmation()?;
+            let round = blind.begin_confirmation(now)?;
             blind.confirmed(round, TERMS[leader], now, &log, Version(0))
         } else {
             desk.grantor.confirmed(round, TERMS[leader], now, &log, Version(0))
@@ -328,12 +328,13 @@ impl Model for Lease {
                 if leader != state.leading && self.without != Without::Confirmation {
                     return None;
                 }
+                let now = Self::leader_now(&state);
                 let desk = state.leaders[leader].as_mut()?;
                 if desk.rounds == self.bounds.rounds {
                     return None;
                 }
                 desk.rounds += 1;
-                let round = desk.grantor.begin_confirmation()?;
+                let round = desk.grantor.begin_confirmation(now)?;
                 let log = if leader == state.leading { state.log.clone() } else { self.beginning.clone() };
                 desk.round = Some((round, log));
             }
