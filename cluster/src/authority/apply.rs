@@ -1,0 +1,259 @@
+//! What each command does to the state: it checks everything, then writes everything.
+
+use std::collections::BTreeSet;
+
+use super::{
+    ADDRESS_MAX, Authority, Basis, Command, ENDED_MAX, Effect, Holding, Member, NODES_MAX, Position,
+    REMOVED_MAX, Rejection, Session, Standing,
+};
+use crate::id::{Epoch, Identity, LogIndex, NodeId, SessionId, ShardId, Term};
+use crate::log_time::Stamp;
+use crate::ring::Ring;
+
+type Outcome = Result<Vec<Effect>, Rejection>;
+
+impl Authority {
+    /// Applies the entry at `position`, proposed with `stamp`. Entries come in the order of the log.
+    ///
+    /// # Errors
+    ///
+    /// A [`Rejection`] says why the command changed nothing. It is as much a part of the log's meaning as an effect: every
+    /// node rejects the same entries.
+    pub fn apply(&mut self, position: Position, stamp: Stamp, command: Command) -> Outcome {
+        if self.applied.is_some_and(|applied| position.index <= applied) {
+            return Err(Rejection::Repeated { index: position.index });
+        }
+        self.applied = Some(position.index);
+        if stamp.term == position.term {
+            self.log_time = self.log_time.max(stamp.time);
+        }
+        self.dispatch(position, command)
+    }
+
+    fn dispatch(&mut self, position: Position, command: Command) -> Outcome {
+        match command {
+            Command::Admit { identity, address } => self.admit(position.index, identity, address),
+            Command::Register { node, session } => self.register(position.index, node, session),
+            Command::Fence { session, term } => {
+                decided_here(position, term)?;
+                self.fence(session)
+            }
+            Command::ChangeRing { epoch, members, term } => {
+                decided_here(position, term)?;
+                self.change_ring(epoch, members.into_iter().collect())
+            }
+            Command::Renounce { shard, session, epoch, importer } => {
+                self.renounce(shard, session, epoch, importer)
+            }
+            Command::Claim { shard, session, epoch, basis } => self.claim(shard, session, epoch, basis),
+            Command::CloseChange { epoch, term } => {
+                decided_here(position, term)?;
+                self.close_change(epoch)
+            }
+            Command::Remove { node } => self.remove(node),
+            Command::Keyring(step) => {
+                let live = self.live_nodes();
+                self.keyring.apply(step, &live)?;
+                Ok(vec![Effect::KeyringChanged])
+            }
+        }
+    }
+
+    fn admit(&mut self, index: LogIndex, identity: Identity, address: String) -> Outcome {
+        if address.is_empty() || address.len() > ADDRESS_MAX {
+            return Err(Rejection::BadAddress { length: address.len() });
+        }
+        if let Some((&node, _)) = self.removed.iter().find(|&(_, &removed)| removed == identity) {
+            return Err(Rejection::RemovedIdentity { node });
+        }
+        let known = self.nodes.iter().find(|(_, member)| member.identity == identity).map(|(&node, _)| node);
+        let neighbour =
+            self.nodes.iter().find(|&(&node, member)| member.address == address && known != Some(node));
+        if let Some((&node, _)) = neighbour {
+            return Err(Rejection::AddressTaken { address, node });
+        }
+        if known.is_none() && self.nodes.len() >= NODES_MAX {
+            return Err(Rejection::Full);
+        }
+
+        let node = known.unwrap_or(NodeId(index.0));
+        let session = self.nodes.get(&node).and_then(|member| member.session);
+        self.nodes.insert(node, Member { identity, address, session });
+        Ok(vec![Effect::Admitted { node }])
+    }
+
+    fn register(&mut self, index: LogIndex, node: NodeId, session: SessionId) -> Outcome {
+        let Some(member) = self.nodes.get_mut(&node) else { return Err(Rejection::NoSuchNode { node }) };
+        if let Some(known) = self.sessions.get(&session) {
+            let repeated = known.node == node && known.standing == Standing::Serving;
+            return if repeated { Ok(Vec::new()) } else { Err(Rejection::SessionUsed { session }) };
+        }
+
+        let older = member.session.replace(session);
+        self.sessions.insert(session, Session { node, registered: index, standing: Standing::Serving });
+        let mut effects = Vec::new();
+        if let Some(older) = older.and_then(|id| Some((id, self.sessions.get_mut(&id)?))) {
+            older.1.standing = Standing::Condemned;
+            effects.push(Effect::Condemned { session: older.0 });
+        }
+        effects.push(Effect::Registered { node, session });
+        Ok(effects)
+    }
+
+    fn fence(&mut self, session: SessionId) -> Outcome {
+        let Some(ended) = self.sessions.get_mut(&session) else {
+            return Err(Rejection::NoSuchSession { session });
+        };
+        if ended.standing == Standing::Fenced {
+            return Err(Rejection::SessionOver { session });
+        }
+
+        ended.standing = Standing::Fenced;
+        let node = ended.node;
+        if let Some(member) = self.nodes.get_mut(&node) {
+            member.session = member.session.filter(|&newest| newest != session);
+        }
+        self.forget_ended(node);
+        Ok(vec![Effect::Fenced { session, node }])
+    }
+
+    fn change_ring(&mut self, epoch: Epoch, members: BTreeSet<NodeId>) -> Outcome {
+        if self.change_open {
+            return Err(Rejection::ChangeOpen { epoch: self.epoch() });
+        }
+        if epoch != self.epoch().next() {
+            return Err(Rejection::OtherEpoch { theirs: epoch, ours: self.epoch() });
+        }
+        if let Some(&node) = members.iter().find(|&node| !self.nodes.contains_key(node)) {
+            return Err(Rejection::NoSuchNode { node });
+        }
+        if members.is_empty() || members == *self.ring.members() {
+            return Err(Rejection::SameRing);
+        }
+
+        self.ring = Ring::new(epoch, members);
+        self.change_open = true;
+        Ok(vec![Effect::RingChanged { epoch }])
+    }
+
+    fn renounce(&mut self, shard: ShardId, session: SessionId, epoch: Epoch, importer: SessionId) -> Outcome {
+        self.of_this_epoch(epoch)?;
+        let held =
+            matches!(self.holding(shard), Some(Holding::Held { session: holder, .. }) if holder == session);
+        if !held {
+            return Err(Rejection::NotHolder { shard, session });
+        }
+        // A condemned holder may still hand over in good order: what it seals it cannot answer for.
+        if self.is_fenced(session) {
+            return Err(Rejection::SessionOver { session });
+        }
+        self.owns(shard, importer)?;
+
+        self.holdings.insert(shard, Holding::Renounced { from: session, epoch, importer });
+        Ok(vec![Effect::Renounced { shard, importer }])
+    }
+
+    fn claim(&mut self, shard: ShardId, session: SessionId, epoch: Epoch, basis: Basis) -> Outcome {
+        self.of_this_epoch(epoch)?;
+        self.owns(shard, session)?;
+        if !self.may_start(shard, session, basis) {
+            return Err(Rejection::NotYours { shard });
+        }
+
+        let last = self.holdings.insert(shard, Holding::Held { session, epoch, basis });
+        for ended in last.iter().flat_map(Holding::sessions) {
+            if let Some(Session { node, .. }) = self.session(ended) {
+                self.forget_ended(node);
+            }
+        }
+        Ok(vec![Effect::Claimed { shard, session, basis }])
+    }
+
+    fn close_change(&mut self, epoch: Epoch) -> Outcome {
+        self.of_this_epoch(epoch)?;
+        if !self.change_open {
+            return Err(Rejection::NoChangeOpen);
+        }
+        let moving = self.moving().next();
+        if let Some(shard) = moving {
+            return Err(Rejection::Moving { shard });
+        }
+
+        self.change_open = false;
+        Ok(vec![Effect::ChangeClosed { epoch }])
+    }
+
+    fn remove(&mut self, node: NodeId) -> Outcome {
+        let Some(member) = self.nodes.get(&node) else { return Err(Rejection::NoSuchNode { node }) };
+        let lives = self.unfenced().any(|(_, session)| session.node == node);
+        if lives || self.ring.members().contains(&node) {
+            return Err(Rejection::InService { node });
+        }
+
+        self.removed.insert(node, member.identity);
+        if self.removed.len() > REMOVED_MAX {
+            self.removed.pop_first();
+        }
+        self.nodes.remove(&node);
+        self.forget_ended(node);
+        self.keyring.forget(node);
+        Ok(vec![Effect::Removed { node }])
+    }
+
+    fn of_this_epoch(&self, epoch: Epoch) -> Result<(), Rejection> {
+        if epoch == self.epoch() {
+            return Ok(());
+        }
+        Err(Rejection::OtherEpoch { theirs: epoch, ours: self.epoch() })
+    }
+
+    /// `session` lives and its node is the owner of `shard` in the ring.
+    fn owns(&self, shard: ShardId, session: SessionId) -> Result<(), Rejection> {
+        let known = self.session(session).ok_or(Rejection::NoSuchSession { session })?;
+        if known.standing > Standing::Serving {
+            return Err(Rejection::SessionOver { session });
+        }
+        if self.ring.owner(shard) != Some(known.node) {
+            return Err(Rejection::NotOwner { shard, session });
+        }
+        Ok(())
+    }
+
+    /// Forgets the oldest ended sessions of `node` that no shard names, beyond what a member is remembered by.
+    fn forget_ended(&mut self, node: NodeId) {
+        let keep = if self.nodes.contains_key(&node) { ENDED_MAX } else { 0 };
+        let mut ended: Vec<(LogIndex, SessionId)> = self
+            .sessions
+            .iter()
+            .filter(|(_, session)| session.node == node && session.standing == Standing::Fenced)
+            .map(|(&id, session)| (session.registered, id))
+            .collect();
+        if ended.len() <= keep {
+            return;
+        }
+        let named: BTreeSet<SessionId> = self.holdings.values().flat_map(Holding::sessions).collect();
+        ended.retain(|(_, id)| !named.contains(id));
+        ended.sort_unstable();
+        for (_, id) in &ended[..ended.len().saturating_sub(keep)] {
+            self.sessions.remove(id);
+        }
+    }
+}
+
+impl Holding {
+    fn sessions(&self) -> impl Iterator<Item = SessionId> + use<> {
+        let (first, second) = match *self {
+            Self::Held { session, .. } => (session, None),
+            Self::Renounced { from, importer, .. } => (from, Some(importer)),
+        };
+        [Some(first), second].into_iter().flatten()
+    }
+}
+
+/// A decision dies with the leadership that made it: what it rested on may have changed since.
+fn decided_here(position: Position, decided: Term) -> Result<(), Rejection> {
+    if decided == position.term {
+        return Ok(());
+    }
+    Err(Rejection::OtherTerm { decided, committed: position.term })
+}
