@@ -177,7 +177,9 @@ impl Connection {
             .max_header_list_size(u32::try_from(self.options.max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(Duration::from_secs(30))
             .keep_alive_timeout(Duration::from_secs(20));
-        let service = service_fn(|request| answer(self.edge.clone(), request));
+        // Boxed, so that the kilobytes of a request's steps are given back when its answer begins: a connection keeps the place of its
+        // service's future as long as it lives, and a stream lives for minutes.
+        let service = service_fn(|request| Box::pin(answer(self.edge.clone(), request)));
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
         let result = tokio::select! {
