@@ -9,6 +9,8 @@ use super::proxies::Proxy;
 pub struct Round {
     pub request_cpu: u64,
     pub requests_per_second: u64,
+    /// CPU for each request when there are few of them.
+    pub paced_cpu: u64,
     pub chunk_cpu: u64,
     pub chunk_delay_p50: u64,
     pub chunk_delay_p99: u64,
@@ -42,9 +44,10 @@ impl fmt::Display for Round {
 /// A line of the table: its name, how to read it from a round, its scale, and which ratio to nginx is aimed at, if any.
 type Line = (&'static str, fn(&Round) -> u64, f64, Option<&'static str>);
 
-const LINES: [Line; 7] = [
+const LINES: [Line; 8] = [
     ("CPU ms per 1,000 requests", |round| round.request_cpu, 1e3, Some("≤ 2.0")),
     ("requests a second", |round| round.requests_per_second, 1.0, None),
+    ("CPU ms per 1,000 requests, at 200 a second", |round| round.paced_cpu, 1e3, None),
     ("CPU ms per 1,000 chunks", |round| round.chunk_cpu, 1e3, Some("≤ 1.3")),
     ("chunk delay p50, µs", |round| round.chunk_delay_p50, 1e3, None),
     ("chunk delay p99, µs", |round| round.chunk_delay_p99, 1e3, Some("≤ 1.3")),

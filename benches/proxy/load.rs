@@ -24,6 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Delays(Vec<u64>);
 
 impl Delays {
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.0.len() as u64
+    }
+
     /// The nearest rank; 0 when there are none.
     pub fn percentile(&self, percent: usize) -> u64 {
         let mut sorted = self.0.clone();
