@@ -62,7 +62,6 @@ fn the_trouble_reaches_every_path() {
         sum.elections += outcome.elections;
         sum.forfeited += outcome.forfeited;
     }
-    println!("{sum:?}");
     assert!(sum.answers > 50_000, "{sum:?}");
     assert!(sum.imports > 50 && sum.cold_starts > 50 && sum.elections > 10 && sum.forfeited > 10, "{sum:?}");
 }

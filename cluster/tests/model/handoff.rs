@@ -106,7 +106,7 @@ fn apply(authority: &mut Authority, command: Command) -> bool {
 
 impl Handoff {
     fn new(without: Without, bounds: Bounds) -> Self {
-        let shard = Ring::new(Epoch(2), NODES).shards_of(NODES[1]).next().unwrap();
+        let shard = Ring::new(Epoch(2), NODES).shards_of(NODES[1]).next().expect("half of the shards");
         let sessions = [SessionId(10), SessionId(20)];
         let change =
             |epoch, members: &[NodeId]| Command::ChangeRing { epoch, members: members.to_vec(), term: TERM };

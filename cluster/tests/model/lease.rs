@@ -132,7 +132,7 @@ fn apply(log: &mut Authority, term: Term, command: Command) -> bool {
 
 impl Lease {
     fn new(bounds: Bounds, without: Without, by_registration: bool) -> Self {
-        let shard = ShardId::all().next().unwrap();
+        let shard = ShardId::all().next().expect("there are shards");
         let mut log = Authority::new(ClusterId(1));
         let mut slot = Slot::new(shard, NODE, HOLDER);
         for command in [
@@ -268,7 +268,9 @@ impl Lease {
         let mut lease = Holder::new(HOLDER, timing);
         lease.handle_timeout(asked, Progress { disk: 1, shards: 1 });
         let answer = Answer::Granted(Required { version: Version(0), epoch: EPOCH });
-        lease.handle_reply(Reply { session: HOLDER, sequence: 1, answer }, asked).unwrap();
+        lease
+            .handle_reply(Reply { session: HOLDER, sequence: 1, answer }, asked)
+            .expect("an answer to what was just asked");
         lease
     }
 
