@@ -247,6 +247,20 @@ fn rule_15_log_time_never_goes_back_and_a_stamp_of_another_term_counts_for_nothi
 }
 
 #[test]
+fn an_entry_is_applied_once() {
+    let mut authority = Authority::new(ClusterId(1));
+    let admit = Command::Admit { identity: Identity(1), address: "a:1".into() };
+    let mut at = |index| {
+        let stamp = Stamp { term: T1, time: LogTime(0) };
+        authority.apply(Position { index: LogIndex(index), term: T1 }, stamp, admit.clone())
+    };
+    at(5).unwrap();
+    for index in [5, 4] {
+        assert_eq!(at(index), Err(Rejection::Repeated { index: LogIndex(index) }));
+    }
+}
+
+#[test]
 fn rule_6_a_shard_moves_by_renounce_and_claim() {
     let (mut log, shard, holder, importer) = moving();
     assert_eq!(log.rejects(log.claim(shard, importer, Basis::Import)), Rejection::NotYours { shard });
@@ -286,7 +300,10 @@ fn rule_6_a_renounced_shard_starts_cold_only_once_nobody_can_import_it() {
     log.apply(log.renounce(shard, holder, importer));
     let b = log.authority.session(importer).unwrap().node;
     let next = log.register(b, 21);
-    assert_eq!(log.rejects(log.claim(shard, next, Basis::Cold)), Rejection::NotYours { shard });
+    log.fence(holder);
+    for basis in [Basis::Import, Basis::Cold, Basis::First] {
+        assert_eq!(log.rejects(log.claim(shard, next, basis)), Rejection::NotYours { shard });
+    }
     log.fence(importer);
     log.apply(log.claim(shard, next, Basis::Cold));
 }

@@ -161,6 +161,21 @@ fn rule_6_an_export_of_an_earlier_move_does_nothing_in_a_later_one() {
     assert_eq!(cluster.observe().1, Some(Change::Open(Start::Cold)));
 }
 
+/// The export arrives between the proposal of a cold start and its commit: what the log says counts.
+#[test]
+fn rule_6_a_cold_start_voids_an_import_that_came_meanwhile() {
+    let (mut cluster, shard) = Cluster::changing();
+    let late = cluster.export(42);
+    cluster.fence(A);
+    cluster.observe();
+    let cold = cluster.new.proposal(&cluster.authority).unwrap();
+    cluster.import(&late).unwrap();
+    cluster.apply(cold);
+    assert_eq!(cluster.observe().1, Some(Change::Open(Start::Cold)));
+    assert!(!cluster.new.serving().unwrap().is_complete());
+    assert_eq!(cluster.import(&late), Err(ImportRefusal::NotAwaited(shard)));
+}
+
 #[test]
 fn rule_6_a_restarted_importer_cannot_use_what_was_meant_for_its_earlier_life() {
     let (mut cluster, shard) = Cluster::changing();

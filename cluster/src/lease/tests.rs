@@ -54,6 +54,10 @@ fn a_lease_runs_from_when_it_was_asked_for_and_is_shorter_by_the_drift() {
     // 3,000 / 1.005 = 2,985.07…
     assert!(is_valid(&holder, 2985) && !is_valid(&holder, 2986));
     assert_eq!(holder.left(at(2000)).as_nanos() / 1_000_000, 985);
+    let end = Moment::from_nanos(2_985_074_626);
+    let before = Moment::from_nanos(end.as_nanos() - 1);
+    assert_eq!(holder.check(before, Required::default()), Ok(end));
+    assert_eq!(holder.check(end, Required::default()), Err(LeaseRefusal::None), "the end is not part of it");
 }
 
 #[test]
@@ -254,6 +258,12 @@ fn rule_5_the_wait_runs_from_the_later_of_the_last_grant_and_the_condemnation() 
     assert_eq!(renew(&mut grantor, &authority, 2, 7000), Answer::Refused(RenewalRefusal::Condemned));
     // 5,000 + 3,000 · 1.005.
     assert!(!grantor.may_fence(OURS, at(8014)) && grantor.may_fence(OURS, at(8015)));
+
+    // The clock was read before the lock was taken, and a grant came in between.
+    let mut grantor = self::grantor(&authority);
+    renew(&mut grantor, &authority, 1, 1000);
+    grantor.condemn(OURS, at(990));
+    assert!(!grantor.may_fence(OURS, at(4014)) && grantor.may_fence(OURS, at(4015)));
 
     // A round that began before the condemnation is answered after it: refused.
     let mut grantor = self::grantor(&authority);
