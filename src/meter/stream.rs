@@ -149,6 +149,12 @@ impl StreamMeter {
         self.reading.finish(end)
     }
 
+    /// Bytes of memory that the stream takes.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        size_of::<Self>() + self.splitter.memory() + self.reading.progress.tally.memory()
+    }
+
     fn feed_and_drop(&mut self, chunk: Bytes) -> Bytes {
         let Self { splitter, reading, held, let_through, after_dropped_cr, .. } = self;
         let mut relay = Relay::of(&chunk);
@@ -299,7 +305,8 @@ impl Reading {
             return Seen::AnythingElse;
         };
         match self.reported {
-            Reported::OpenAi(_) if json == "[DONE]" => self.end_marker_seen = true,
+            // OpenAI's, and of servers that speak Anthropic's dialect beside it.
+            _ if json == "[DONE]" => self.end_marker_seen = true,
             Reported::OpenAi(_) => match openai::read_chunk(json, &mut self.progress) {
                 Ok(chunk) => return self.read_openai(&chunk),
                 Err(_) => self.missed_something = true,

@@ -23,6 +23,9 @@ impl Tally {
     }
 
     pub fn add(&mut self, mut text: &str) {
+        if self.waiting.capacity() == 0 && !text.is_empty() {
+            self.waiting.reserve_exact(PIECE);
+        }
         loop {
             let room = PIECE - self.waiting.len();
             if text.len() <= room {
@@ -38,6 +41,12 @@ impl Tally {
             self.counted = self.total();
             self.waiting = rest;
         }
+    }
+
+    /// Bytes of memory that waiting text takes.
+    #[cfg(test)]
+    pub fn memory(&self) -> usize {
+        self.waiting.capacity()
     }
 
     /// Tokens in all the text so far.

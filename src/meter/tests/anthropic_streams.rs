@@ -114,6 +114,13 @@ fn a_report_that_cannot_be_read_is_not_exact() {
 }
 
 #[test]
+fn an_end_marker_of_the_other_dialect_is_one_here_too() {
+    let played =
+        play_untouched(&anthropic(), &transcript(&[START, END, STOP, "data: [DONE]"]), StreamEnd::Clean);
+    assert_eq!(played.metered, Metered::Exact(started(15)));
+}
+
+#[test]
 fn events_of_a_later_version_are_no_fault() {
     let unknown =
         r#"event: content_block_preview|data: {"type":"content_block_preview","delta":7.5,"usage":null}"#;

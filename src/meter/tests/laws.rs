@@ -1,10 +1,11 @@
 //! The laws on the module's first page, for streams that nobody would write.
 
+use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::splitter::plain_events;
 use super::{options, play_chunks};
-use crate::meter::{Metered, StreamEnd, StreamMeterOptions, usage_of_body};
+use crate::meter::{Metered, StreamEnd, StreamMeter, StreamMeterOptions, usage_of_body};
 use crate::route::Dialect;
 
 /// `stream` in pieces, cut at each of `cuts` modulo its length.
@@ -53,6 +54,26 @@ fn any_options() -> impl Strategy<Value = StreamMeterOptions> {
 /// Lossless for comparison: one character a byte.
 fn as_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The largest cost of a stream between two events: twice what one in use takes, for the remains of a cut event.
+const MEMORY: usize = 2048;
+
+#[test]
+fn bounded() {
+    let mut meter = StreamMeter::new(options(Dialect::OpenAi));
+    let text = "añ👋 ".repeat(20);
+    let event = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n");
+    for _ in 0..1000 {
+        meter.feed(Bytes::from(event.clone()));
+        assert!(meter.memory() < 1024, "{} bytes for a stream of whole events", meter.memory());
+    }
+    let large = event.replace(&text, &text.repeat(300));
+    for chunk in [event.as_bytes(), large.as_bytes()].concat().chunks(100) {
+        meter.feed(Bytes::copy_from_slice(chunk));
+        assert!(meter.memory() < MEMORY + 2 * large.len());
+    }
+    assert!(meter.memory() < MEMORY, "{} bytes after a large event", meter.memory());
 }
 
 proptest! {

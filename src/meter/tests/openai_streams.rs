@@ -473,3 +473,12 @@ fn our_own_events_are_welcome_only_between_the_providers() {
         assert_eq!(meter.between_events(), between, "after {chunk:?}");
     }
 }
+
+#[test]
+fn what_people_wrote_stays_out_of_the_log() {
+    let mut meter = StreamMeter::new(openai());
+    meter.feed(Bytes::from(format!("{}\n\n{}", text(0, "secret"), text(0, "secret"))));
+    let logged = format!("{meter:?}");
+    let as_bytes = format!("{:?}", b"secret").replace(['[', ']'], "");
+    assert!(!logged.contains("secret") && !logged.contains(&as_bytes), "{logged}");
+}
