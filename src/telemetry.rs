@@ -220,6 +220,12 @@ impl Metrics {
         self.decisions.with(decision(outcome, reason)).inc();
     }
 
+    /// Brings the count of the token cache's look-ups with this result up to what the cache itself has counted.
+    pub fn tell_token_cache(&self, result: &'static str, so_far: u64) {
+        let counter = self.token_cache.with(vec![("result", result.to_owned())]);
+        counter.inner().fetch_max(so_far, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// Counts one look at the policy file.
     pub fn count_reload(&self, result: &'static str) {
         self.policy_reloads.with(vec![("result", result.to_owned())]).inc();

@@ -271,3 +271,16 @@ async fn a_web_socket_is_refused_and_an_offer_of_http2_passed_over() {
     assert_eq!((refused.status, refused.header("x-tollgate-error")), (501, Some("upgrade_not_supported")));
     assert_eq!(ask("h2c").await.status, 200);
 }
+
+#[tokio::test]
+async fn a_text_that_comes_again_is_counted_once_and_metrics_say_so() {
+    let key = Key::of("production");
+    let inside = Inside::under(|policy| policy.tenant("northwind", &key, support::policy::AMPLE)).await;
+    let mut body = support::inside::chat(4);
+    body["messages"][0]["content"] = serde_json::json!("the same long prompt again ".repeat(20));
+    for _ in 0..3 {
+        assert_eq!(inside.chat(&key, "", &body).await.status, 200);
+    }
+    let looked_up = |result: &str| inside.metric("tollgate_token_cache_total", &[result]);
+    assert_eq!((looked_up("result=\"miss\""), looked_up("result=\"hit\"")), (1, 2));
+}

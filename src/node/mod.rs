@@ -192,6 +192,9 @@ impl Node {
         for (map, entries) in maps {
             self.metrics.held.get_or_create_owned(&vec![("map", map.to_owned())]).set(gauge(entries));
         }
+        let cached = self.token_cache.stats();
+        self.metrics.tell_token_cache("hit", cached.hits);
+        self.metrics.tell_token_cache("miss", cached.misses);
         self.metrics.render()
     }
 
