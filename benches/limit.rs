@@ -76,7 +76,7 @@ impl World {
         let names: Vec<Name> = (0..tenants).map(|tenant| format!("tenant-{tenant}").into()).collect();
         let rules = Rules::first(names.iter().map(|name| (name.clone(), limited(burst))).collect());
         Self {
-            limiter: Limiter::new(Options { remember: REMEMBER, ..Options::default() }, Arc::new(rules)),
+            limiter: Limiter::first(Options { remember: REMEMBER, ..Options::default() }, Arc::new(rules)),
             names,
             now: Moment::from_nanos(1),
             id: 0,
@@ -91,12 +91,14 @@ impl World {
             id: ReservationId(self.id.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)),
             tenant: &self.names[tenant],
             key: "production",
+            user: None,
             project: None,
             model: "gpt-5",
             need: Amount::new(800, 200),
             idempotency: None,
+            lane: tollgate::limit::Lane::Regular,
         };
-        black_box(self.limiter.reserve(self.now, &request));
+        black_box(self.limiter.reserve(self.now, &request, true));
         request.id
     }
 

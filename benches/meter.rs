@@ -17,7 +17,7 @@ fn main() {
 
 fn meter(dialect: Dialect, drop_usage_chunk: bool) -> StreamMeter {
     StreamMeter::new(StreamMeterOptions {
-        dialect,
+        shape: dialect.into(),
         expected_choices: 1,
         drop_usage_chunk,
         count: Arc::new(|text| text.len() as u64 / 4),

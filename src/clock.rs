@@ -6,8 +6,24 @@
 //! - The **timers' clock** ([`timer_now`]) is for time-outs alone: it is the one that `tokio::time` sleeps by.
 
 use rustix::time::{ClockId, clock_gettime};
+use tollgate_cluster::{outside, time};
 
 use crate::limit::Moment;
+
+/// The clocks of this machine, as a node is given them. A simulation gives it others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Clocks;
+
+impl outside::Clock for Clocks {
+    fn now(&self) -> time::Moment {
+        time::Moment::from_nanos(now().as_nanos())
+    }
+
+    fn wall_millis(&self) -> u64 {
+        // Before 1970 it stands still.
+        u64::try_from(wall_now().as_millisecond()).unwrap_or(0)
+    }
+}
 
 /// The lease clock's reading, in nanoseconds since some instant before this boot. Never goes back.
 ///
@@ -33,6 +49,13 @@ pub fn wall_now() -> jiff::Timestamp {
 #[must_use]
 pub fn timer_now() -> tokio::time::Instant {
     tokio::time::Instant::now()
+}
+
+/// The reading of the clock that the audit file is stamped by, in nanoseconds: `CLOCK_MONOTONIC_COARSE`, which nothing else here reads.
+/// A test that bends the clocks of this process leaves it alone, so that all processes of one machine agree on it.
+#[must_use]
+pub fn audit_now() -> u64 {
+    nanos(ClockId::MonotonicCoarse)
 }
 
 fn nanos(clock: ClockId) -> u64 {

@@ -3,7 +3,11 @@
 //! Label sets are bounded: a family takes [`SERIES`] different sets and counts the rest under `other`, so no tenant, key or model
 //! name can grow a node's memory. Nothing here ever sees a prompt or a secret.
 
+pub mod budgets;
+pub mod cluster;
+pub mod ledger;
 mod lines;
+pub mod pools;
 
 use std::sync::atomic::AtomicI64;
 
@@ -58,6 +62,8 @@ impl<M: Clone, C: MetricConstructor<M>> Bounded<M, C> {
 
 /// A bounded family of counters.
 pub type Counters = Bounded<Counter, fn() -> Counter>;
+/// A bounded family of gauges.
+pub type Gauges = Bounded<Gauge, fn() -> Gauge>;
 /// A bounded family of histograms.
 pub type Histograms = Bounded<Histogram, fn() -> Histogram>;
 
@@ -122,6 +128,9 @@ pub struct Metrics {
     pub open_reservations: Gauge,
     /// What was used over what was held, by route.
     pub estimate_error_ratio: Histograms,
+    /// Of what was held, the part that the provider's report says was used, by route: what is missing from 1 was kept from
+    /// others while the request ran.
+    pub reservation_efficiency: Histograms,
     /// Time spent in each step of a request.
     pub steps: Steps,
     /// Requests sent to providers, by provider and outcome.
@@ -130,16 +139,44 @@ pub struct Metrics {
     pub shadow_rejections: Counters,
     /// Answers whose usage had no known shape, was missing or zero, by provider: their estimate stands.
     pub usage_unknown: Counters,
-    /// Policy reloads by result (applied, unchanged, refused).
+    /// Policy reloads by result (applied, unchanged, refused, behind, conflict).
     pub policy_reloads: Counters,
-    /// The version of the policy in force.
+    /// The version of policy and keys that is in force here.
     pub policy_version: Gauge,
+    /// The version of policy and keys that is agreed on, as far as this node knows.
+    pub agreed_version: Gauge,
+    /// Decisions made by this node's own limiters.
+    pub decided_here: Counter,
+    /// Decisions made by another node's.
+    pub decided_elsewhere: Counter,
+    /// Times that a request asked again, since the holder it asked did not decide, by why.
+    pub asked_again: Counters,
+    /// Requests that waited for a grant from a pool or a budget.
+    pub grant_waits: Counter,
+    /// From a question to another node until its answer.
+    pub peer_round_trip: Step,
+    /// Ends of reservations sent to their owner once more.
+    pub outbox_retries: Counter,
+    /// Ends of reservations that no owner acknowledged in time, or that found no room.
+    pub outbox_dropped: Counter,
     /// Open connections of callers.
     pub connections: Gauge,
     /// Connections refused because too many were open.
     pub connections_refused: Counter,
+    /// Connections ended because their callers did not do their part, by why.
+    pub connections_cut: Counters,
+    /// Reloads of certificates by address (callers, admin) and result (applied, refused).
+    pub tls_reloads: Counters,
     /// Token counts remembered and not, by result (hit, miss).
     pub token_cache: Counters,
+    /// The budgets'.
+    pub budgets: budgets::BudgetMetrics,
+    /// The usage ledger's.
+    pub ledger: ledger::LedgerMetrics,
+    /// The cluster's.
+    pub cluster: cluster::ClusterMetrics,
+    /// Of pools and purses.
+    pub pools: pools::PoolMetrics,
     /// Entries in each bounded map, by name.
     pub held: Family<Labels, Gauge<i64, AtomicI64>>,
 }
@@ -153,10 +190,18 @@ impl Metrics {
         let seconds = || Histogram::new(exponential_buckets(0.000_01, 2.5, 16));
         let ratio =
             || Histogram::new([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0]);
+        let part = || Histogram::new([0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0]);
+        let places = counters(r, "owner_decisions", "Decisions by where their owner is");
+        let cluster = cluster::ClusterMetrics::new(r);
+        let ledger = ledger::LedgerMetrics::new(r);
+        let budgets = budgets::BudgetMetrics::new(r);
         let decisions = counters(r, "decisions", "Decisions by outcome and reason");
         Self {
             admitted: decisions.with(decision("admitted", "none")),
             decisions,
+            budgets,
+            ledger,
+            cluster,
             tokens_reserved: counters(r, "tokens_reserved", "Tokens held by reservations"),
             tokens_settled: counters(r, "tokens_settled", "Tokens settled with usage"),
             tokens_refunded: counters(r, "tokens_refunded", "Tokens held, not used and given back"),
@@ -186,6 +231,12 @@ impl Metrics {
                 "Tokens used over tokens held",
                 ratio,
             ),
+            reservation_efficiency: histograms(
+                r,
+                "reservation_efficiency_ratio",
+                "Part of the tokens held that was used",
+                part,
+            ),
             steps: Steps::new(&histograms(
                 r,
                 "step_seconds",
@@ -196,7 +247,25 @@ impl Metrics {
             shadow_rejections: counters(r, "shadow_rejections", "What enforcement would have refused"),
             usage_unknown: counters(r, "usage_unknown", "Answers without usage of a known shape"),
             policy_reloads: counters(r, "policy_reloads", "Policy reloads by result"),
-            policy_version: add(r, "policy_version", "Version of the policy in force", Gauge::default()),
+            policy_version: add(r, "policy_version", "Version of policy and keys in force", Gauge::default()),
+            agreed_version: add(
+                r,
+                "agreed_version",
+                "Version of policy and keys that is agreed on",
+                Gauge::default(),
+            ),
+            decided_here: places.with(vec![("place", "here".to_owned())]),
+            decided_elsewhere: places.with(vec![("place", "elsewhere".to_owned())]),
+            asked_again: counters(r, "asked_again", "Questions to an owner that it did not decide"),
+            grant_waits: add(r, "grant_waits", "Requests that waited for a grant", Counter::default()),
+            peer_round_trip: Step(add(
+                r,
+                "peer_round_trip_seconds",
+                "Seconds from a question to another node until its answer",
+                seconds(),
+            )),
+            outbox_retries: add(r, "outbox_retries", "Ends sent to an owner once more", Counter::default()),
+            outbox_dropped: add(r, "outbox_dropped", "Ends that no owner acknowledged", Counter::default()),
             connections: add(r, "connections", "Open connections of callers", Gauge::default()),
             connections_refused: add(
                 r,
@@ -204,7 +273,14 @@ impl Metrics {
                 "Connections over the bound",
                 Counter::default(),
             ),
+            connections_cut: counters(
+                r,
+                "connections_cut",
+                "Connections ended for what their callers did not do",
+            ),
+            tls_reloads: counters(r, "tls_reloads", "Reloads of certificates by address and result"),
             token_cache: counters(r, "token_cache", "Token counts looked up, by result"),
+            pools: pools::PoolMetrics::new(r),
             held: add(r, "held", "Entries in each bounded map", Family::default()),
             registry,
         }
@@ -227,8 +303,18 @@ impl Metrics {
     }
 
     /// Counts one look at the policy file.
-    pub fn count_reload(&self, result: &'static str) {
+    pub fn count_reload(&self, result: &str) {
         self.policy_reloads.with(vec![("result", result.to_owned())]).inc();
+    }
+
+    /// Counts one connection that was ended for what its caller did not do.
+    pub fn count_connection_cut(&self, why: &'static str) {
+        self.connections_cut.with(vec![("why", why.to_owned())]).inc();
+    }
+
+    /// Counts one reload of the certificate of an address: that of callers, or of operators (`admin`).
+    pub fn count_tls_reload(&self, address: &'static str, result: &'static str) {
+        self.tls_reloads.with(vec![("address", address.to_owned()), ("result", result.to_owned())]).inc();
     }
 
     /// The counter of requests sent to a provider that ended so: a status, or what went wrong.
@@ -263,6 +349,11 @@ fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metri
 
 fn counters(registry: &mut Registry, name: &str, help: &str) -> Counters {
     let constructor: fn() -> Counter = Counter::default;
+    Bounded::new(add(registry, name, help, Family::new_with_constructor(constructor)))
+}
+
+fn gauges(registry: &mut Registry, name: &str, help: &str) -> Gauges {
+    let constructor: fn() -> Gauge = Gauge::default;
     Bounded::new(add(registry, name, help, Family::new_with_constructor(constructor)))
 }
 

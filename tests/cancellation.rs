@@ -16,7 +16,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
 use support::inside::{chat, message, streamed};
-use support::{Inside, Key, eventually};
+use support::{Inside, Key, eventually, http2};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tollgate::proxy::{Edge, EdgeOptions};
@@ -260,13 +260,13 @@ async fn a_caller_that_takes_much_back_at_once_does_not_cut_off_who_shares_its_c
     let inside = northwind().await;
     let mut stream = TcpStream::connect(inside.gateway.callers()).await.unwrap();
     let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    sent.extend(http2_frame(SETTINGS, 0, 0, &[]));
+    sent.extend(http2::frame(SETTINGS, 0, 0, &[]));
     // `:method POST`, `:scheme http`, `:path /`, by their places in the static table of RFC 7541.
-    let request = |id| http2_frame(HEADERS, END_STREAM_AND_HEADERS, id, &[0x83, 0x86, 0x84]);
+    let request = |id| http2::frame(HEADERS, END_STREAM_AND_HEADERS, id, &[0x83, 0x86, 0x84]);
     let taken_back = (0..300).map(|number| 2 * number + 1);
     for id in taken_back {
         sent.extend(request(id));
-        sent.extend(http2_frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
+        sent.extend(http2::frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
     }
     let meant = 1_001;
     sent.extend(request(meant));
@@ -291,15 +291,6 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 const END_STREAM_AND_HEADERS: u8 = 5;
-
-fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    let mut frame = length[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
-}
 
 #[tokio::test]
 async fn a_reservation_that_outlives_its_deadline_is_in_the_books_once() {

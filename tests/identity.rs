@@ -260,7 +260,7 @@ async fn no_secret_and_no_prompt_is_written_anywhere() {
     let policy = Policy::at(&provider.url).providers("max_attempts: 1").tenant(
         "northwind",
         &key(),
-        "tokens_per_minute: 60, burst_tokens: 4_000",
+        "tokens_per_minute: 60, burst_tokens: 4_000, users: { from: body.user, tokens_per_minute: 60, burst_tokens: 3_950 }",
     );
     let node = Process::serve(&policy.yaml(), &["--log", "debug"]).await;
     let client = support::Client::new();

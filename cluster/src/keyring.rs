@@ -47,7 +47,7 @@ pub enum KeyringCommand {
 }
 
 /// Why a step was refused. Nothing changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum KeyringRefusal {
     /// No such key on the ring.
     #[error("the ring has no such key: install it first")]

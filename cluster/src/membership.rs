@@ -18,6 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{ClusterId, Identity, NodeId};
+use crate::mutant;
 use crate::time::Span;
 
 /// The most voters: five bear two failures, and each more slows every commit.
@@ -166,7 +167,9 @@ pub fn bootstrap(me: Identity, own: &Founder, peers: &BTreeMap<Identity, Founder
         Past::Joined(cluster) => Some(cluster),
         Past::Fresh => None,
     });
-    if let Some(cluster) = clusters.min() {
+    if let Some(cluster) = clusters.min()
+        && !(own.expects.is_some() && mutant::is("bootstrap_ignores_cluster"))
+    {
         return Bootstrap::Join(cluster);
     }
     let Some(expected) = own.expects else { return Bootstrap::Wait(Waiting::Cluster) };

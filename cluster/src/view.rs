@@ -17,6 +17,7 @@ use crate::authority::Authority;
 use crate::handoff::Slot;
 use crate::id::{Epoch, SessionId, ShardId, Version};
 use crate::lease::{Holder, LeaseRefusal, Required};
+use crate::mutant;
 use crate::time::Moment;
 
 /// A node's own state, as whoever decides for one of its shards sees it at one instant.
@@ -110,6 +111,9 @@ impl<'a, P> View<'a, P> {
     fn serves(&self) -> Result<bool, Refusal> {
         let shard = self.slot.shard();
         if self.slot.is_sealed() {
+            if mutant::is("no_seal") {
+                return Ok(true);
+            }
             return Err(Refusal::Sealed { shard });
         }
         let holder = self.authority.holder(shard).map(|(_, session)| session);

@@ -3,45 +3,69 @@
 //! `/livez` and `/readyz` are open, everything else needs `Authorization: Bearer TOKEN`. Answers are JSON, errors among them, and say
 //! what, where and what to do. Never here: a decision, a secret, a prompt.
 
+mod budgets;
+pub mod client;
+mod cluster;
+mod keys;
+mod listener;
+mod made;
+mod policy;
+mod pools;
+mod tenants;
 mod token;
+mod usage;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::extract::{Path, Request, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post, put};
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::limit::Name;
-use crate::node::owners::{SHARDS, shard_of};
-use crate::node::view::limits_json;
-use crate::node::{Node, Snapshot};
-use crate::policy::Tenant;
+use crate::node::Node;
+use crate::node::agreement::Agreement;
+use crate::node::membership::Membership;
+use crate::policy::MAX_BYTES;
+use crate::proxy::{Tls, TlsFiles};
+use crate::reload::PolicyFile;
+use listener::TlsListener;
+pub use made::random_key;
 pub use token::{AdminToken, TokenProblem};
 
 /// What the admin edge serves from.
 pub struct Admin {
     /// The node.
     pub node: Arc<Node>,
+    /// What is agreed on.
+    pub agreement: Arc<Agreement>,
+    /// The policy file that is followed, if there is one.
+    pub file: Option<Arc<PolicyFile>>,
     /// Who may ask.
     pub token: AdminToken,
     /// Whether the node takes new requests: false while it starts and from the first moment of its stop.
     pub ready: Arc<AtomicBool>,
     /// Where callers reach it.
     pub callers: SocketAddr,
+    /// A certificate and its key; none: plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// The node's part in a cluster, if it has one.
+    pub membership: Option<Membership>,
+    /// To be cancelled when the node has left its cluster for good and is to stop.
+    pub leave: CancellationToken,
 }
 
 /// A listening admin edge.
 pub struct AdminServer {
     address: SocketAddr,
+    is_tls: bool,
     stopping: CancellationToken,
     task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
@@ -50,15 +74,33 @@ impl AdminServer {
     /// Listens on `address` until [`AdminServer::shut_down`].
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// The address cannot be listened on, or the certificate cannot be used.
     pub async fn bind(address: SocketAddr, admin: Admin) -> std::io::Result<Self> {
+        let tls = admin.tls.clone().map(Tls::load).transpose();
+        let tls = tls.map_err(|problem| std::io::Error::new(std::io::ErrorKind::InvalidInput, problem))?;
+        let is_tls = tls.is_some();
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let stopping = CancellationToken::new();
         let stopped = stopping.clone().cancelled_owned();
-        let serving = axum::serve(listener, router(Arc::new(admin))).with_graceful_shutdown(stopped);
-        let task = tokio::spawn(async move { serving.await });
-        Ok(Self { address, stopping, task })
+        let node = admin.node.clone();
+        let router = router(Arc::new(admin));
+        let task = if let Some(tls) = tls {
+            let tell = move |result| node.metrics.count_tls_reload("admin", result);
+            tokio::spawn(tls.clone().follow(stopping.clone(), tell));
+            let serving = axum::serve(TlsListener::new(listener, tls), router);
+            tokio::spawn(async move { serving.with_graceful_shutdown(stopped).await })
+        } else {
+            let serving = axum::serve(listener, router);
+            tokio::spawn(async move { serving.with_graceful_shutdown(stopped).await })
+        };
+        Ok(Self { address, is_tls, stopping, task })
+    }
+
+    /// Whether it speaks TLS.
+    #[must_use]
+    pub const fn is_tls(&self) -> bool {
+        self.is_tls
     }
 
     /// Where it listens.
@@ -80,10 +122,28 @@ impl AdminServer {
 fn router(admin: Arc<Admin>) -> Router {
     let guarded = Router::new()
         .route("/metrics", get(metrics))
-        .route("/v1/cluster", get(cluster))
-        .route("/v1/policy", get(policy))
-        .route("/v1/tenants", get(tenants))
-        .route("/v1/tenants/{id}", get(tenant))
+        .route("/v1/cluster", get(cluster::page))
+        .route("/v1/cluster/leave", post(cluster::leave))
+        .route("/v1/cluster/remove", post(cluster::remove))
+        .route("/v1/cluster/keyring", get(cluster::page).post(cluster::keyring))
+        .route("/v1/policy", get(policy::page).post(policy::apply))
+        .route("/v1/policy/log", get(policy::log))
+        .route("/v1/policy/rollback", post(policy::rollback))
+        .route("/v1/policy/{version}", get(policy::show))
+        .route("/v1/keys", get(keys::list).post(keys::create).delete(keys::revoke))
+        .route("/v1/keys/rotate", post(keys::rotate))
+        .route("/v1/pools", get(pools::page))
+        .route("/v1/budgets", get(budgets::list))
+        .route("/v1/budgets/used", post(budgets::set_used))
+        .route("/v1/budgets/release", post(budgets::release))
+        .route("/v1/usage", get(usage::sums))
+        .route("/v1/usage/rows", get(usage::rows))
+        .route("/v1/tenants", get(tenants::list))
+        .route("/v1/tenants/{id}", get(tenants::page))
+        .route("/v1/tenants/{id}/suspension", put(tenants::suspend).delete(tenants::resume))
+        .route("/v1/tenants/{id}/override", put(tenants::override_limits).delete(tenants::restore))
+        // A byte beyond the longest document, by which its reader knows that there is more, and says so.
+        .layer(DefaultBodyLimit::max(MAX_BYTES + 1))
         .route_layer(middleware::from_fn_with_state(admin.clone(), authorised));
     Router::new()
         .route("/livez", get(async || "ok\n"))
@@ -104,102 +164,23 @@ async fn authorised(State(admin): State<Arc<Admin>>, request: Request, next: Nex
 }
 
 async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
-    if admin.ready.load(Ordering::Acquire) {
-        "ready\n".into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or stopping\n").into_response()
+    if !admin.ready.load(Ordering::Acquire) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or stopping\n").into_response();
+    }
+    let membership = admin.membership.as_ref().and_then(Membership::waiting_for);
+    match membership.or_else(|| admin.agreement.waiting_for()) {
+        None => "ready\n".into_response(),
+        Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")).into_response(),
     }
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    if let Some(membership) = &admin.membership {
+        membership.tell(&admin.node.metrics);
+    }
+    admin.agreement.tell(&admin.node.metrics);
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, content_type)], admin.node.render_metrics()).into_response()
-}
-
-async fn cluster(State(admin): State<Arc<Admin>>) -> Response {
-    // A node without cluster flags is its own cluster: one member that owns every shard and needs no lease.
-    json_page(&json!({
-        "leader": 1,
-        "epoch": 1,
-        "moves": [],
-        "members": [{
-            "id": 1,
-            "address": admin.callers.to_string(),
-            "role": "leader",
-            "session": admin.node.session(),
-            "lease_left_ms": null,
-            "shards": SHARDS,
-        }],
-    }))
-}
-
-async fn policy(State(admin): State<Arc<Admin>>) -> Response {
-    let snapshot = admin.node.snapshot();
-    let policy = &snapshot.policy;
-    let providers: Vec<Value> = snapshot
-        .upstreams
-        .iter()
-        .map(|upstream| json!({ "name": upstream.name, "dialect": upstream.dialect.name(), "problem": upstream.problem() }))
-        .collect();
-    let warnings: Vec<String> = policy
-        .warnings
-        .iter()
-        .map(|warning| format!("{}:{}: {}: {}", warning.line, warning.column, warning.path, warning.message))
-        .collect();
-    json_page(&json!({
-        "version": snapshot.version,
-        "tenants": policy.tenants.len(),
-        "keys": snapshot.keys.len(),
-        "models": policy.models.keys().collect::<Vec<_>>(),
-        "providers": providers,
-        "warnings": warnings,
-        "limits_off": snapshot.everyone.is_some(),
-    }))
-}
-
-async fn tenants(State(admin): State<Arc<Admin>>) -> Response {
-    let snapshot = admin.node.snapshot();
-    let tenants: Vec<Value> = snapshot
-        .policy
-        .tenants
-        .iter()
-        .map(|tenant| json!({ "id": tenant.id, "tier": tenant.tier, "shard": shard_of(&tenant.id), "keys": tenant.keys.len() }))
-        .collect();
-    json_page(&json!({ "tenants": tenants }))
-}
-
-async fn tenant(State(admin): State<Arc<Admin>>, Path(id): Path<String>) -> Response {
-    let snapshot = admin.node.snapshot();
-    match snapshot.policy.tenant(&id) {
-        Some(tenant) => json_page(&tenant_page(&admin, &snapshot, tenant)),
-        None => problem(
-            StatusCode::NOT_FOUND,
-            "not_found",
-            "The policy has no such tenant. GET /v1/tenants lists them.",
-        ),
-    }
-}
-
-fn tenant_page(admin: &Admin, snapshot: &Snapshot, tenant: &Tenant) -> Value {
-    let name = Name::from(tenant.id.as_str());
-    let view = admin.node.owners().tenant(crate::clock::now(), &name).unwrap_or_default();
-    let keys: Vec<Value> = tenant
-        .keys
-        .iter()
-        .map(|key| json!({ "label": key.label, "project": key.project, "expires": key.expires.map(|at| at.to_string()) }))
-        .collect();
-    json!({
-        "id": tenant.id,
-        "tier": tenant.tier,
-        "owner": 1,
-        "shard": shard_of(&tenant.id),
-        "policy_version": snapshot.version,
-        "limits": limits_json(&view, |_| true),
-        "budgets": [],
-        "inflight": view.open,
-        "open_reservations": view.open,
-        "keys": keys,
-    })
 }
 
 fn json_page(page: &Value) -> Response {

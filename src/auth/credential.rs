@@ -13,7 +13,29 @@ pub const CREDENTIAL_HEADERS: [HeaderName; 4] = [
 ];
 
 /// The longest credential that is looked at, in bytes.
-const MAX_CREDENTIAL: usize = 1024;
+///
+/// A signed token with many claims takes some kilobytes.
+const MAX_CREDENTIAL: usize = 8 * 1024;
+
+/// Whether a query's member carries a credential for Google's APIs, in whatever way its name is encoded. None of them ever
+/// reaches a provider.
+#[must_use]
+pub fn is_query_credential(name: &str) -> bool {
+    let mut decoded = Vec::with_capacity(name.len());
+    let mut bytes = name.bytes();
+    while let Some(byte) = bytes.next() {
+        let hex = |digit: Option<u8>| digit.and_then(|digit| char::from(digit).to_digit(16));
+        decoded.push(match byte {
+            b'%' => match (hex(bytes.next()), hex(bytes.next())) {
+                (Some(high), Some(low)) => u8::try_from(high * 16 + low).unwrap_or(b'%'),
+                _ => b'%',
+            },
+            _ => byte,
+        });
+    }
+    let name = decoded.strip_prefix(b"$").unwrap_or(&decoded);
+    [&b"key"[..], b"access_token", b"oauth_token"].iter().any(|known| name.eq_ignore_ascii_case(known))
+}
 
 /// A key as a caller sent it. Never printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,7 +58,28 @@ impl<'h> Credential<'h> {
     /// # Errors
     /// None, several that differ, or one that is no key.
     pub fn find(headers: &'h HeaderMap) -> Result<Self, NoCredential> {
+        Self::find_with(headers, None)
+    }
+
+    /// The one credential in `headers` and, where a dialect puts keys there (Gemini's `?key=`), in `query`.
+    ///
+    /// # Errors
+    /// None, several that differ, or one that is no key.
+    pub fn find_with(headers: &'h HeaderMap, query: Option<&'h str>) -> Result<Self, NoCredential> {
         let mut found: Option<Self> = None;
+        for pair in query.unwrap_or_default().split('&') {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if !is_query_credential(name) {
+                continue;
+            }
+            let credential = Self(value.as_bytes());
+            let well_formed = (1..=MAX_CREDENTIAL).contains(&value.len()) && !value.contains(['%', '+']);
+            match found {
+                _ if !well_formed || name != "key" => return Err(NoCredential::Malformed),
+                Some(other) if other != credential => return Err(NoCredential::Conflicting),
+                _ => found = Some(credential),
+            }
+        }
         for name in &CREDENTIAL_HEADERS {
             for value in headers.get_all(name) {
                 let credential = Self::read(name, value).ok_or(NoCredential::Malformed)?;
@@ -108,6 +151,21 @@ mod tests {
         assert_eq!(Credential::find(&differ), Err(NoCredential::Conflicting));
         let twice = headers(&[("authorization", "Bearer tg-1"), ("authorization", "Bearer tg-2")]);
         assert_eq!(Credential::find(&twice), Err(NoCredential::Conflicting));
+    }
+
+    #[test]
+    fn a_query_carries_a_key_too_and_two_that_differ_are_none() {
+        let none = HeaderMap::new();
+        let find = |headers, query| Credential::find_with(headers, Some(query)).map(|found| found.0.to_vec());
+        assert_eq!(find(&none, "alt=sse&key=tg-1"), Ok(b"tg-1".to_vec()));
+        assert_eq!(find(&none, "alt=sse"), Err(NoCredential::Missing));
+        assert_eq!(find(&none, "key=tg-1&key=tg-2"), Err(NoCredential::Conflicting));
+        for odd in ["key=", "key=tg%2D1", "%6bey=tg-1", "access_token=tg-1", "KEY=tg-1", "$key=tg-1"] {
+            assert_eq!(find(&none, odd), Err(NoCredential::Malformed), "{odd}");
+        }
+        let headers = headers(&[("x-goog-api-key", "tg-1")]);
+        assert_eq!(find(&headers, "key=tg-1"), Ok(b"tg-1".to_vec()));
+        assert_eq!(find(&headers, "key=tg-2"), Err(NoCredential::Conflicting));
     }
 
     #[test]

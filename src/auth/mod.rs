@@ -1,4 +1,4 @@
-//! Who is asking: a credential from the headers, looked up by its hash, becomes a principal.
+//! Who is asking: a credential from the headers, looked up by its hash or verified by its signature, becomes a principal.
 //!
 //! Laws:
 //! - identity comes from a verified credential and nothing else; a header that names a tenant is dropped, not read;
@@ -8,8 +8,14 @@
 //!
 //! Never here: I/O, clocks, limits, HTTP answers.
 
+mod address;
 mod credential;
+mod jwt;
 mod keys;
+mod keyset;
 
-pub use credential::{CREDENTIAL_HEADERS, Credential, NoCredential};
+pub use address::{caller_address, neighbourhood};
+pub use credential::{CREDENTIAL_HEADERS, Credential, NoCredential, is_query_credential};
+pub use jwt::Token;
 pub use keys::KeyTable;
+pub use keyset::KeySet;

@@ -70,7 +70,7 @@ fn json_of(summary: &Summary) -> String {
     format!("{}\n", serde_json::json!({ "ok": true, "summary": summary }))
 }
 
-fn json_of_problems(problems: &Problems) -> String {
+pub(super) fn json_of_problems(problems: &Problems) -> String {
     let object = serde_json::json!({
         "ok": false,
         "file": problems.source_name,
@@ -107,6 +107,16 @@ fn tables_of(summary: &Summary, name: &str) -> String {
         }
         if let Some(more @ 1..) = summary.exceptions.len().checked_sub(MAX_EXCEPTIONS) {
             let _ = writeln!(text, "  and {more} more, all of them with --json");
+        }
+    }
+    if !summary.requests.is_empty() {
+        text.push_str("\nRefused for what is in them\n");
+        for rule in &summary.requests {
+            let context =
+                rule.context_tokens.map(|most| format!("more than {} tokens to read", grouped(most)));
+            let fields = (!rule.forbid_fields.is_empty()).then(|| rule.forbid_fields.join(", "));
+            let refused: Vec<String> = context.into_iter().chain(fields).collect();
+            let _ = writeln!(text, "  {}: {}", rule.of, refused.join("; "));
         }
     }
     if !summary.not_yet_enforced.is_empty() {
@@ -152,7 +162,7 @@ fn tiers_of(summary: &Summary) -> Table {
     align_numbers(table)
 }
 
-fn pools_of(summary: &Summary) -> Table {
+pub(super) fn pools_of(summary: &Summary) -> Table {
     let mut table = table(&["pool", "per minute", "ceiling", "guard rate", "sold", "sold/ceiling"]);
     for pool in &summary.pools {
         for line in &pool.dimensions {
@@ -174,7 +184,7 @@ fn pools_of(summary: &Summary) -> Table {
     align_numbers(table)
 }
 
-fn floors_and_peaks_of(pool: &PoolSummary) -> String {
+pub(super) fn floors_and_peaks_of(pool: &PoolSummary) -> String {
     let guard = match pool.floors_guard {
         Some(guard) if pool.floors_fit => format!("within the guard rate of {}", grouped(guard)),
         Some(guard) => format!("more than the guard rate of {}", grouped(guard)),

@@ -10,9 +10,10 @@ use super::stop::Stop;
 use crate::demo::{self, Stage, encore};
 
 const ABOUT: &str = "\
-Starts a simulated provider and a node in front of it on free ports of this machine, plays the busiest minute of a real sample of
-40 tenants through real HTTP (streams, callers that leave, a provider that fails, every way to be refused), and compares what the
-node charged with what the provider billed, request by request. Nothing leaves this machine, and no key is needed.";
+Starts a simulated provider and a cluster of nodes in front of it on free ports of this machine, plays the busiest minute of a real
+sample of 40 tenants through real HTTP (streams, callers that leave, a provider that fails, every way to be refused), each request
+at the next node, and compares what the nodes charged with what the provider billed, request by request. Nothing leaves this machine,
+and no key is needed.";
 
 /// Arguments of `tollgate demo`.
 #[derive(Debug, clap::Args)]
@@ -24,6 +25,9 @@ pub struct Args {
     /// Print the account as one JSON object, and nothing else, to standard output
     #[arg(long)]
     pub json: bool,
+    /// How many nodes share the work; one is its own cluster
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub nodes: u8,
     /// Compress the minute into so many seconds
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=30))]
     pub seconds: u64,
@@ -45,11 +49,18 @@ pub fn run(args: Args) -> ExitCode {
 /// Answers whether the books balanced.
 async fn run_until_stopped(args: &Args) -> Result<bool, String> {
     let mut stop = Stop::listen()?;
-    let stage = Stage::set().await?;
+    let stage = tokio::select! {
+        stage = Stage::set(usize::from(args.nodes)) => stage?,
+        () = stop.asked() => return Err("stopped before the nodes were ready".to_owned()),
+    };
+    let nodes = match args.nodes {
+        1 => "A node".to_owned(),
+        count => format!("A cluster of {count} nodes"),
+    };
     eprintln!(
-        "A node on {} in front of a simulated provider on {}.\n\
+        "{nodes} on {} in front of a simulated provider on {}.\n\
          Playing the busiest minute of a real sample of 40 tenants in {} s, and every way to be refused beside it.\n",
-        stage.callers_url(),
+        stage.callers_urls().join(", "),
         stage.provider_url(),
         args.seconds
     );

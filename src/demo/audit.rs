@@ -1,4 +1,4 @@
-//! Whether the callers, the node and the provider tell the same story. Pure: evidence → report.
+//! Whether the callers, the nodes and the provider tell the same story. Pure: evidence → report.
 //!
 //! Laws that it checks:
 //! - `books_balance`: of every tenant and in all, `reserved − refunded + overage = settled + closed + abandoned`; by the metrics, by the
@@ -6,6 +6,8 @@
 //! - `settled_is_billed`: of every completed answer, what was settled is what the provider billed, id by id;
 //! - `cut_within_flight`: of a stream that its caller left, the output charged lies between what had arrived and what was sent;
 //! - `nothing_unknown`: every bill belongs to a decision, and every refusal is counted once and by its name;
+//! - `everyone_took_part`: each tenant has an owner; whatever a node let through was decided by itself or by another node, and where
+//!   there are others, both occurred;
 //! - `nothing_left`: no request in flight, no reservation open;
 //! - `nothing_idle`: refunds, overage and every refusal that was provoked did occur, or the play has shown nothing.
 
@@ -13,7 +15,7 @@ use std::collections::BTreeMap;
 
 use super::callers::Seen;
 use super::evidence::{Decision, Ending, Evidence};
-use super::report::{Aborted, Estimated, Report, Sum, Tenant, Tokens};
+use super::report::{Aborted, Estimated, Node, Report, Sum, Tenant, Tokens};
 use super::scenes::REASONS;
 use crate::limit::Span;
 use crate::simulated::{Outcome, Row};
@@ -39,6 +41,7 @@ pub(super) fn audit(evidence: &Evidence, took: Span) -> Report {
     };
     requests(evidence, &mut report);
     tokens(evidence, &mut report);
+    nodes(evidence, &mut report);
     let bills = bills(evidence, &mut report);
     for (id, decision) in &evidence.decisions {
         end_of(id, decision, bills.get(id).copied(), evidence, &mut report);
@@ -78,7 +81,7 @@ fn requests(evidence: &Evidence, report: &mut Report) {
     if admitted != report.admitted {
         report
             .problems
-            .push(format!("callers saw {} requests admitted, the node counts {admitted}", report.admitted));
+            .push(format!("callers saw {} requests admitted, the nodes count {admitted}", report.admitted));
     }
     let mut refusals = evidence.metrics.by("reason", decisions, &[("outcome", "denied")]);
     for (reason, count) in evidence.metrics.by("reason", decisions, &[("outcome", "error")]) {
@@ -87,7 +90,7 @@ fn requests(evidence: &Evidence, report: &mut Report) {
     if refusals != report.refusals {
         report
             .problems
-            .push(format!("callers saw the refusals {:?}, the node counts {refusals:?}", report.refusals));
+            .push(format!("callers saw the refusals {:?}, the nodes count {refusals:?}", report.refusals));
     }
 }
 
@@ -124,13 +127,55 @@ fn tokens(evidence: &Evidence, report: &mut Report) {
     if !report.tokens.balance() {
         report.problems.push(format!("the books do not balance: {:?}", report.tokens));
     }
+    owners(evidence, report);
+}
+
+/// The owners' books are what the gateways tell. What an owner held for an id that its gateway then did not use stands in the owner's
+/// alone, and was given back whole.
+fn owners(evidence: &Evidence, report: &mut Report) {
     let books = evidence.books;
-    let own = [books.reserved, books.refunded, books.overage, books.settled, books.closed, books.abandoned];
+    let unused = books.reserved.saturating_sub(u128::from(report.tokens.reserved));
+    let used = [
+        books.reserved - unused,
+        books.refunded.saturating_sub(unused),
+        books.overage,
+        books.settled,
+        books.closed,
+        books.abandoned,
+    ];
     let told = fields(&mut report.tokens).map(|field| u128::from(*field));
-    if own != told || !books.balance() {
-        report
-            .problems
-            .push(format!("the limiter's books are {books:?}, the metrics say {:?}", report.tokens));
+    let asked_again = evidence.metrics.sum("tollgate_asked_again_total", &[]) > 0;
+    if used != told || !books.balance() || (unused > 0 && !asked_again) {
+        report.problems.push(format!("the owners' books are {books:?}, the metrics say {:?}", report.tokens));
+    }
+    report.unused_tokens = u64::try_from(unused).unwrap_or(u64::MAX);
+}
+
+/// What each node did, and that together it is everything.
+fn nodes(evidence: &Evidence, report: &mut Report) {
+    let alone = evidence.nodes.len() == 1;
+    for (place, says) in evidence.nodes.iter().enumerate() {
+        let by_place = |place| says.metrics.sum("tollgate_owner_decisions_total", &[("place", place)]);
+        let admitted = says.metrics.sum("tollgate_decisions_total", &[("outcome", "admitted")]);
+        let node = Node {
+            node: says.id,
+            callers: says.callers.clone(),
+            role: says.role.clone(),
+            shards_owned: says.shards,
+            tenants_owned: says.tenants,
+            requests: evidence.seen.iter().filter(|seen| seen.node == place).count() as u64,
+            // A node that is its own cluster does not count where its owners are.
+            decided_here: if alone { admitted } else { by_place("here") },
+            decided_elsewhere: by_place("elsewhere"),
+        };
+        if node.decided_here + node.decided_elsewhere != admitted {
+            report.problems.push(format!("node {} let {admitted} requests through, but: {node:?}", says.id));
+        }
+        report.nodes.push(node);
+    }
+    let owned: u64 = report.nodes.iter().map(|node| node.tenants_owned).sum();
+    if owned != evidence.tiers.len() as u64 {
+        report.problems.push(format!("{owned} of {} tenants have an owner", evidence.tiers.len()));
     }
 }
 
@@ -148,7 +193,7 @@ fn bills(evidence: &Evidence, report: &mut Report) -> BTreeMap<String, Bill> {
         let Some((id, decision)) = decision else {
             report
                 .problems
-                .push(format!("the provider billed {row:?}, which belongs to no decision of the node"));
+                .push(format!("the provider billed {row:?}, which belongs to no decision of any node"));
             continue;
         };
         if let Some(tenant) = report.tenants.get_mut(&decision.tenant) {
@@ -304,6 +349,10 @@ fn nothing_left(evidence: &Evidence, report: &mut Report) {
         ("open reservations", i128::from(evidence.metrics.gauge("tollgate_open_reservations"))),
         ("tokens held", i128::try_from(evidence.books.open).unwrap_or(i128::MAX)),
         ("requests at the provider", i128::from(evidence.stats.inflight)),
+        (
+            "ends that no owner was told",
+            i128::from(evidence.metrics.sum("tollgate_outbox_dropped_total", &[])),
+        ),
     ];
     for (what, count) in left.into_iter().filter(|(_, count)| *count != 0) {
         report.problems.push(format!("{count} {what} when all is over"));
@@ -311,7 +360,11 @@ fn nothing_left(evidence: &Evidence, report: &mut Report) {
 }
 
 fn nothing_idle(report: &mut Report) {
+    let alone = report.nodes.len() == 1;
+    let decided = |of: fn(&Node) -> u64| report.nodes.iter().map(of).sum::<u64>();
     let occurred = [
+        ("decision by the node that was asked", decided(|node| node.decided_here) > 0),
+        ("decision by another node than was asked", alone || decided(|node| node.decided_elsewhere) > 0),
         ("refund", report.tokens.refunded > 0),
         ("overage", report.tokens.overage > 0),
         ("settlement that was compared with its bill", report.matched > 0),

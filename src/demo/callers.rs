@@ -1,5 +1,6 @@
 //! Those who ask: each request goes out once, and what came back is noted.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -121,6 +122,8 @@ impl std::fmt::Display for Call {
 /// What a caller saw of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
+    /// The node that was asked, by its place on the stage.
+    pub node: usize,
     /// Whose request it was; empty for a key that nobody has.
     pub tenant: String,
     /// The key it was made with.
@@ -135,10 +138,18 @@ pub(super) struct Seen {
     pub left_with: Option<u64>,
 }
 
+/// An answer that has begun, and the node that gives it.
+pub(super) struct Begun {
+    node: usize,
+    answer: Answer,
+}
+
 /// The callers and their notes.
 pub(super) struct Callers {
     client: Client,
-    url: String,
+    /// Of each node: requests go to one after the other, whoever makes them.
+    urls: Vec<String>,
+    next: AtomicUsize,
     progress: ProgressBar,
     notes: Mutex<Notes>,
 }
@@ -150,7 +161,7 @@ struct Notes {
 }
 
 impl Callers {
-    /// Callers of this node who will make so many requests, and those of [`Callers::one_more`].
+    /// Callers of these nodes who will make so many requests, and those of [`Callers::one_more`].
     pub(super) fn new(stage: &Stage, requests: usize) -> Self {
         // Drawn on a terminal only.
         let progress =
@@ -158,7 +169,13 @@ impl Callers {
         if let Ok(style) = ProgressStyle::with_template("  {bar:40} {pos}/{len} requests, {elapsed}") {
             progress.set_style(style);
         }
-        Self { client: Client::new(), url: stage.callers_url(), progress, notes: Mutex::default() }
+        Self {
+            client: Client::new(),
+            urls: stage.callers_urls(),
+            next: AtomicUsize::new(0),
+            progress,
+            notes: Mutex::default(),
+        }
     }
 
     /// A request beside those that were announced.
@@ -169,8 +186,8 @@ impl Callers {
     /// Makes a request and reads its answer, to the end or until the caller leaves.
     pub(super) async fn make(&self, call: &Call) -> Seen {
         let reading = async {
-            let answer = self.open(call).await?;
-            self.read(call, answer).await
+            let begun = self.open(call).await?;
+            self.read(call, begun).await
         };
         match tokio::time::timeout(PATIENCE, reading).await {
             Ok(Ok(seen)) => seen,
@@ -180,13 +197,28 @@ impl Callers {
     }
 
     /// Makes a request and returns at the head of its answer; [`Callers::read`] notes it.
-    pub(super) async fn open(&self, call: &Call) -> Result<Answer, String> {
-        self.client.send(call.request(&self.url)?).await
+    pub(super) async fn open(&self, call: &Call) -> Result<Begun, String> {
+        self.open_at(self.next_node(), call).await
+    }
+
+    async fn open_at(&self, node: usize, call: &Call) -> Result<Begun, String> {
+        let answer = self.client.send(call.request(self.url(node))?).await?;
+        Ok(Begun { node, answer })
+    }
+
+    fn next_node(&self) -> usize {
+        self.next.fetch_add(1, Ordering::Relaxed) % self.urls.len().max(1)
+    }
+
+    fn url(&self, node: usize) -> &str {
+        self.urls.get(node).map_or("", String::as_str)
     }
 
     /// Reads an answer and notes what was seen.
-    pub(super) async fn read(&self, call: &Call, mut answer: Answer) -> Result<Seen, String> {
+    pub(super) async fn read(&self, call: &Call, begun: Begun) -> Result<Seen, String> {
+        let Begun { node, mut answer } = begun;
         let mut seen = Seen {
+            node,
             tenant: call.tenant.clone(),
             key: call.key.clone(),
             status: Some(answer.status.as_u16()),
@@ -216,27 +248,43 @@ impl Callers {
 
     /// Makes a request and leaves while no answer has begun, as soon as the node holds a reservation for it.
     pub(super) async fn make_and_give_up(&self, call: &Call) {
-        let me = format!("{}/tollgate/v1/me", self.url);
-        let reserved = async {
-            loop {
-                let page = self.client.page(&me, Some(&call.key)).await?.unwrap_or_default();
-                let page: Value = serde_json::from_slice(&page).map_err(|error| format!("{me}: {error}"))?;
-                if page["open_reservations"].as_u64() > Some(0) {
-                    return Ok::<(), String>(());
-                }
-                tokio::time::sleep(ASK_AGAIN).await;
-            }
-        };
+        let node = self.next_node();
         let outcome = tokio::select! {
-            answer = self.open(call) => Err(format!("an answer began: {:?}", answer.map(|answer| answer.status))),
-            held = tokio::time::timeout(PATIENCE, reserved) => held.unwrap_or_else(|_| Err("nothing was reserved".to_owned())),
+            begun = self.open_at(node, call) => Err(format!("an answer began: {:?}", begun.map(|begun| begun.answer.status))),
+            // Asked of the same node: the owner's answers to one node come in the order of its questions, so that by then the node knows
+            // that the reservation is held.
+            held = self.until_open(node, call, |open| open > 0) => held,
         };
         match outcome {
-            Ok(()) => self.note(Seen { left_with: Some(0), ..nothing_seen(call) }),
+            Ok(()) => self.note(Seen { node, left_with: Some(0), ..nothing_seen(call) }),
             Err(problem) => {
                 self.failed(call, &problem);
             }
         }
+    }
+
+    /// Waits until the owner of the tenant knows that all its requests have ended: their gateways tell it a moment after their callers.
+    pub(super) async fn at_rest(&self, call: &Call) {
+        if let Err(problem) = self.until_open(0, call, |open| open == 0).await {
+            self.complain(format!("{call} had not ended: {problem}"));
+        }
+    }
+
+    /// Waits until so many reservations of the tenant are open as `enough` says.
+    async fn until_open(&self, node: usize, call: &Call, enough: impl Fn(u64) -> bool) -> Result<(), String> {
+        let me = format!("{}/tollgate/v1/me", self.url(node));
+        let asking = async {
+            loop {
+                let page = self.client.page(&me, Some(&call.key)).await?.unwrap_or_default();
+                let page: Value = serde_json::from_slice(&page).map_err(|error| format!("{me}: {error}"))?;
+                if page["open_reservations"].as_u64().is_some_and(&enough) {
+                    return Ok(());
+                }
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+        };
+        let asked = tokio::time::timeout(PATIENCE, asking).await;
+        asked.unwrap_or_else(|_| Err(format!("not so after {} s, says {me}", PATIENCE.as_secs())))
     }
 
     /// Something is not as it should be.
@@ -273,6 +321,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 fn nothing_seen(call: &Call) -> Seen {
     Seen {
+        node: 0,
         tenant: call.tenant.clone(),
         key: call.key.clone(),
         status: None,

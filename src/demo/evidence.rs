@@ -1,10 +1,11 @@
-//! What the node and the provider say when the play is over, each asked through its own HTTP address.
+//! What the nodes and the provider say when the play is over, each asked through its own HTTP address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Stage;
 use super::callers::{Seen, key_of};
@@ -24,11 +25,13 @@ pub(super) struct Evidence {
     pub seen: Vec<Seen>,
     /// What they found wrong.
     pub complaints: Vec<String>,
-    /// The node's decisions, by id.
+    /// What the cluster and each node say of the nodes, in the order of the stage.
+    pub nodes: Vec<NodeSays>,
+    /// The nodes' decisions, by id.
     pub decisions: BTreeMap<String, Decision>,
-    /// The node's metrics.
+    /// The metrics of all nodes.
     pub metrics: Page,
-    /// The limiter's own books.
+    /// The books of all owners, as one.
     pub books: Books,
     /// The provider's bills.
     pub rows: Vec<Row>,
@@ -36,6 +39,23 @@ pub(super) struct Evidence {
     pub stats: Stats,
     /// Each tenant's tier, in the policy's order.
     pub tiers: Vec<(String, String)>,
+}
+
+/// One node of the cluster.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NodeSays {
+    /// Its number in the cluster.
+    pub id: u64,
+    /// Where its callers connect.
+    pub callers: String,
+    /// What it is to the others.
+    pub role: String,
+    /// Shards that it owns.
+    pub shards: u64,
+    /// Tenants of the policy that it owns.
+    pub tenants: u64,
+    /// Its own metrics.
+    pub metrics: Page,
 }
 
 /// One decision, as `GET /tollgate/v1/decisions/{id}` tells it.
@@ -65,7 +85,7 @@ pub(super) struct Ending {
     pub overage: u64,
 }
 
-/// A page of metrics: its series of whole numbers.
+/// A page of metrics, of one node or of several: its series of whole numbers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Page(Vec<Series>);
 
@@ -97,23 +117,70 @@ pub(super) async fn gather(
         Err(_elapsed) => complaints.push(format!("something still ran after {} s", PATIENCE.as_secs())),
     }
 
-    let metrics = metrics(&client, stage).await?;
+    let nodes = nodes(&client, stage).await?;
+    let metrics = Page::all(nodes.iter().map(|node| node.metrics.clone()));
     let stats = stats(&client, stage).await?;
     let rows = rows(&client, stage).await?;
     let decisions = decisions(&client, stage, &seen, &rows).await?;
     let tiers = stage.policy.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.tier.clone())).collect();
-    let books = stage.gateway.node().owners().books();
-    Ok(Evidence { seen, complaints, decisions, metrics, books, rows, stats, tiers })
+    let books = stage.nodes.iter().map(|node| node.node().owners().books());
+    let books = books.fold(Books::default(), Books::plus);
+    Ok(Evidence { seen, complaints, nodes, decisions, metrics, books, rows, stats, tiers })
 }
 
 async fn is_running(client: &Client, stage: &Stage) -> Result<bool, String> {
-    let metrics = metrics(client, stage).await?;
-    let node = metrics.gauge("tollgate_inflight") != 0 || metrics.gauge("tollgate_open_reservations") != 0;
-    Ok(node || stats(client, stage).await?.inflight != 0)
+    let mut pages = Vec::new();
+    for admin in stage.admin_urls() {
+        pages.push(metrics(client, stage, &admin).await?);
+    }
+    let metrics = Page::all(pages);
+    let of_nodes = metrics.gauge("tollgate_inflight") != 0
+        || metrics.gauge("tollgate_open_reservations") != 0
+        || metrics.sum("tollgate_held", &[("map", "outbox")]) != 0;
+    Ok(of_nodes || stats(client, stage).await?.inflight != 0)
 }
 
-async fn metrics(client: &Client, stage: &Stage) -> Result<Page, String> {
-    let url = format!("{}/metrics", stage.admin_url());
+/// What the cluster says of its nodes, and each of itself.
+async fn nodes(client: &Client, stage: &Stage) -> Result<Vec<NodeSays>, String> {
+    let admins = stage.admin_urls();
+    let first = admins.first().map_or("", String::as_str);
+    let cluster = look(client, stage, &format!("{first}/v1/cluster")).await?;
+    let mut owned: BTreeMap<u64, u64> = BTreeMap::new();
+    for tenant in &stage.policy.tenants {
+        let page = look(client, stage, &format!("{first}/v1/tenants/{}", tenant.id)).await?;
+        if let Some(owner) = page["owner"].as_u64() {
+            *owned.entry(owner).or_default() += 1;
+        }
+    }
+    let mut nodes = Vec::new();
+    for (node, admin) in stage.nodes.iter().zip(&admins) {
+        // A node that is its own cluster is the only member of it.
+        let address = node.membership().map(|membership| membership.member().address());
+        let members = cluster["members"].as_array().into_iter().flatten();
+        let said = members
+            .into_iter()
+            .find(|said| address.is_none_or(|address| said["address"] == address))
+            .ok_or_else(|| format!("{first}/v1/cluster does not list {address:?}: {cluster}"))?;
+        let id = said["id"].as_u64().unwrap_or_default();
+        nodes.push(NodeSays {
+            id,
+            callers: format!("http://{}", node.callers()),
+            role: said["role"].as_str().unwrap_or_default().to_owned(),
+            shards: said["shards"].as_u64().unwrap_or_default(),
+            tenants: owned.get(&id).copied().unwrap_or_default(),
+            metrics: metrics(client, stage, admin).await?,
+        });
+    }
+    Ok(nodes)
+}
+
+async fn look(client: &Client, stage: &Stage, url: &str) -> Result<Value, String> {
+    let page = must(client, url, Some(stage.token.expose())).await?;
+    serde_json::from_slice(&page).map_err(|error| format!("{url}: {error}"))
+}
+
+async fn metrics(client: &Client, stage: &Stage, admin: &str) -> Result<Page, String> {
+    let url = format!("{admin}/metrics");
     let page = must(client, &url, Some(stage.token.expose())).await?;
     let text = std::str::from_utf8(&page).map_err(|error| format!("{url}: {error}"))?;
     Ok(Page::read(text))
@@ -140,19 +207,22 @@ async fn decisions(
     rows: &[Row],
 ) -> Result<BTreeMap<String, Decision>, String> {
     let mut decisions = BTreeMap::new();
+    let callers = stage.callers_urls();
+    let at = |node: usize| callers.get(node).map_or("", String::as_str);
     let known: BTreeSet<&str> = seen.iter().filter_map(|seen| seen.decision.as_deref()).collect();
     for seen in seen.iter().filter(|seen| !seen.tenant.is_empty()) {
         if let Some(id) = seen.decision.as_deref()
-            && let Some(decision) = decision(client, stage, &seen.key, id).await?
+            && let Some(decision) = decision(client, at(seen.node), &seen.key, id).await?
         {
             decisions.insert(id.to_owned(), decision);
         }
     }
     let billed: BTreeSet<&str> = rows.iter().filter_map(|row| row.decision.as_deref()).collect();
     for id in billed.difference(&known) {
-        for tenant in &stage.policy.tenants {
+        let tenants = &stage.policy.tenants;
+        for (tenant, url) in tenants.iter().flat_map(|tenant| callers.iter().map(move |url| (tenant, url))) {
             let key = tenant.keys.first().map(|key| key_of(&tenant.id, &key.label)).unwrap_or_default();
-            if let Some(decision) = decision(client, stage, &key, id).await? {
+            if let Some(decision) = decision(client, url, &key, id).await? {
                 decisions.insert((*id).to_owned(), decision);
                 break;
             }
@@ -161,9 +231,9 @@ async fn decisions(
     Ok(decisions)
 }
 
-/// None: the request was refused before anything was decided.
-async fn decision(client: &Client, stage: &Stage, key: &str, id: &str) -> Result<Option<Decision>, String> {
-    let url = format!("{}/tollgate/v1/decisions/{id}", stage.callers_url());
+/// None: the request was refused before anything was decided, or at another node: each remembers those of its own callers.
+async fn decision(client: &Client, callers: &str, key: &str, id: &str) -> Result<Option<Decision>, String> {
+    let url = format!("{callers}/tollgate/v1/decisions/{id}");
     let Some(page) = client.page(&url, Some(key)).await? else { return Ok(None) };
     serde_json::from_slice(&page).map(Some).map_err(|error| format!("{url}: {error}"))
 }
@@ -187,7 +257,12 @@ impl Page {
         Self(series.collect())
     }
 
-    /// A gauge without labels: 0 when it is not there.
+    /// The pages of several nodes, as one.
+    pub(super) fn all(pages: impl IntoIterator<Item = Self>) -> Self {
+        Self(pages.into_iter().flat_map(|page| page.0).collect())
+    }
+
+    /// A gauge without labels, over all nodes: 0 when it is not there.
     pub(super) fn gauge(&self, name: &str) -> i64 {
         self.0.iter().filter(|series| series.name == name).map(|series| series.value).sum()
     }

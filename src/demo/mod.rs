@@ -1,16 +1,17 @@
-//! The demo: one node and the simulated provider, a compressed minute of real traffic, and books that anyone can check.
+//! The demo: a cluster and the simulated provider, a compressed minute of real traffic, and books that anyone can check.
 //!
-//! In reading order: `stage` (what is started), `minute` and `scenes` (what is asked), `callers` (who ask, and note what came back),
-//! `evidence` (what the node and the provider say afterwards), `audit` (whether the two agree, request by request), `report` (what a
+//! In reading order: `stage` (what is started), `nodes` (the cluster among it), `minute` and `scenes` (what is asked), `callers` (who ask, and note what came back),
+//! `evidence` (what the nodes and the provider say afterwards), `audit` (whether the two agree, request by request), `report` (what a
 //! person or a program reads), `encore` (what to try by hand).
 //!
 //! Laws:
 //! - **From outside.** Requests, decisions, metrics and bills go through HTTP, as anyone else's would. The one look inside is at
-//!   the limiter's own books, which the metrics are compared with.
+//!   the owners' own books, which the metrics are compared with.
+//! - **No node is special.** Requests go to one node after the other, whoever makes them and whoever owns their tenants.
 //! - **No kindness.** Whatever does not add up is a problem that is printed with its id, and one problem makes the demo fail.
 //! - **The same play each time.** What is asked is a function of the sample alone; only the clock decides what a limit refuses.
 //!
-//! Never here: a number that was not read from the node, the provider or a caller.
+//! Never here: a number that was not read from a node, the provider or a caller.
 
 mod audit;
 mod callers;
@@ -18,6 +19,7 @@ mod client;
 pub mod encore;
 mod evidence;
 mod minute;
+mod nodes;
 mod report;
 mod scenes;
 mod stage;
@@ -36,7 +38,7 @@ const CURTAIN: Duration = Duration::from_secs(45);
 /// Plays the minute, compressed into `length`, and the scenes beside it; then reads the books.
 ///
 /// # Errors
-/// The node or the provider cannot be asked what happened. What they say is in the report, problems among it.
+/// A node or the provider cannot be asked what happened. What they say is in the report, problems among it.
 pub async fn play(stage: &Stage, length: Duration) -> Result<Report, String> {
     let began = crate::clock::now();
     let minute = minute::requests()?;

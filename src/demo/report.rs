@@ -26,8 +26,12 @@ pub struct Report {
     pub unenforced_tokens: u64,
     /// Completed answers whose settlement was compared with their bill, and is equal.
     pub matched: u64,
+    /// Held and given back for nothing: a node asked again under another id, since an answer had not come in time.
+    pub unused_tokens: u64,
     /// How long the play took, in seconds.
     pub seconds: f64,
+    /// The nodes, in the order in which they were started.
+    pub nodes: Vec<Node>,
     /// Each tenant that asked for something.
     pub tenants: BTreeMap<String, Tenant>,
     /// Tenants of the policy that asked for nothing.
@@ -67,6 +71,27 @@ pub struct Tokens {
     /// Charged at the estimate, since the caller left before there was an answer.
     #[serde(rename = "abandoned_tokens")]
     pub abandoned: u64,
+}
+
+/// One node's part.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Node {
+    /// Its number in the cluster.
+    pub node: u64,
+    /// Where its callers connect.
+    pub callers: String,
+    /// What it is to the others: leader, voter or learner.
+    pub role: String,
+    /// Shards that it owns.
+    pub shards_owned: u64,
+    /// Tenants that it owns.
+    pub tenants_owned: u64,
+    /// Requests that callers made here.
+    pub requests: u64,
+    /// Of these, let through by this node itself, the owner of their tenants.
+    pub decided_here: u64,
+    /// Of these, let through by another node, the owner of their tenants.
+    pub decided_elsewhere: u64,
 }
 
 /// One tenant's account.

@@ -8,9 +8,10 @@ use super::callers::{Call, Callers, words};
 const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
 
-/// The refusals that must have been seen by the end of the play: all that one node can be made to give from outside.
-pub(super) const REASONS: [&str; 15] = [
+/// The refusals that must have been seen by the end of the play: all that a healthy cluster can be made to give from outside.
+pub(super) const REASONS: [&str; 16] = [
     "already_dispatched",
+    "global_capacity",
     "idempotency_in_progress",
     "inflight_limit_exceeded",
     "invalid_request",
@@ -32,6 +33,7 @@ pub(super) async fn play(callers: &Callers) {
     let scenes = Scenes { callers };
     tokio::join!(
         scenes.limits(),
+        scenes.a_narrow_pool(),
         scenes.one_at_a_time(),
         scenes.bad_input(),
         scenes.repeats(),
@@ -86,10 +88,22 @@ impl Scenes<'_> {
         self.ask(streamed(message("shadowed", 50, 200)), SERVED).await;
     }
 
+    /// The pool's burst is little more than one request, and its guard rate brings the next in a quarter of a minute.
+    async fn a_narrow_pool(&self) {
+        let call = || chat("crowded", "gpt-5-narrow", 50, 300).steered("tokens=300");
+        self.ask(call(), SERVED).await;
+        self.ask(call(), refused(429, "global_capacity")).await;
+        // No limit of the tenant's own was reached.
+        self.ask(chat("crowded", "gpt-5", 50, 300), SERVED).await;
+        self.ask(chat("crowded", "gpt-5-narrow", 50, 1_000), refused(429, "request_too_large_for_limit"))
+            .await;
+    }
+
     async fn one_at_a_time(&self) {
         let first = streamed(chat("one-at-a-time", "gpt-5", 20, 100)).steered("tokens=50,gap=10ms");
         let second = chat("one-at-a-time", "gpt-5", 20, 100);
         self.ask_during(&first, second.clone(), refused(429, "inflight_limit_exceeded")).await;
+        self.callers.at_rest(&first).await;
         self.ask(second, SERVED).await;
     }
 
@@ -106,7 +120,7 @@ impl Scenes<'_> {
         self.ask(chat("restricted", "gpt-5-mini", 20, 50), refused(403, "model_not_allowed")).await;
         self.ask(chat("restricted", "gpt-5", 20, 50), SERVED).await;
         self.ask(chat("clumsy", "claude-haiku-4-5", 20, 50), refused(403, "model_not_allowed")).await;
-        self.ask(Call::new("clumsy", "/v1/completions", &json!({})), refused(404, "not_found")).await;
+        self.ask(Call::new("clumsy", "/v1/nowhere", &json!({})), refused(404, "not_found")).await;
         self.ask(Call::new("clumsy", "/v1/models", &json!({})), refused(405, "method_not_allowed")).await;
         // More values than a body may have.
         let ids = vec![1; 500_001];
@@ -119,19 +133,19 @@ impl Scenes<'_> {
         let first =
             streamed(chat("repeats", "gpt-5", 20, 100)).idempotent("order-1").steered("tokens=50,gap=10ms");
         self.ask_during(&first, first.clone(), refused(409, "idempotency_in_progress")).await;
+        self.callers.at_rest(&first).await;
         self.ask(first, refused(409, "already_dispatched")).await;
     }
 
     async fn failures(&self) {
-        let plain = || chat("unlucky", "gpt-5", 50, 200);
-        let claude = || message("unlucky", 50, 200);
+        let plain = || chat("unlucky", "gpt-5-unlucky", 50, 200);
+        let claude = || Call::new("unlucky", MESSAGES, &chat_body("claude-unlucky", 50, 200));
         // Tried again, and well in the end.
         self.ask(plain().steered("fail_first=2,key=fails-twice,status=500"), SERVED).await;
         self.ask(claude().steered("fail_first=1,key=busy-once,status=429,retry_after=1"), SERVED).await;
         // Not well in the end: the provider's own answer is passed on.
         self.ask(plain().steered("status=500"), (500, None)).await;
         self.ask(claude().steered("status=529"), (529, None)).await;
-        self.ask(plain().steered("status=429,retry_after=20"), refused(429, "upstream_rate_limited")).await;
         // Broken off after the answer had begun.
         self.ask(plain().steered("fail_after=0"), refused(502, "upstream_unreadable")).await;
         self.ask(streamed(plain()).steered("fail_after=3,tokens=100"), SERVED).await;
@@ -140,6 +154,8 @@ impl Scenes<'_> {
         // Nobody there: nothing was sent, nothing is charged.
         let nowhere = chat("unlucky", "gpt-5-nowhere", 50, 200);
         self.ask(nowhere, refused(502, "upstream_unreachable")).await;
+        // From here on the pool is paused, as the provider asks.
+        self.ask(plain().steered("status=429,retry_after=20"), refused(429, "upstream_rate_limited")).await;
     }
 
     async fn impatience(&self) {
@@ -213,9 +229,9 @@ impl Scenes<'_> {
     async fn ask_during(&self, first: &Call, second: Call, expected: Answer) {
         self.callers.one_more();
         let read = match self.callers.open(first).await {
-            Ok(answer) => {
+            Ok(begun) => {
                 self.ask(second, expected).await;
-                self.callers.read(first, answer).await
+                self.callers.read(first, begun).await
             }
             Err(problem) => Err(problem),
         };

@@ -1,19 +1,15 @@
-//! What the demo starts: a provider and a node on free ports of this machine, and a folder that is removed in the end.
+//! What the demo starts: a provider and some nodes on free ports of this machine, and a folder that is removed in the end.
 
 use std::fs;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::nodes::{self, Company};
 use crate::admin::AdminToken;
-use crate::gateway::{Gateway, GatewayOptions};
-use crate::limit::Options;
-use crate::node::Snapshot;
+use crate::gateway::Gateway;
 use crate::policy::{self, Policy};
-use crate::proxy::{EdgeOptions, ServerOptions};
 use crate::simulated;
 
 /// The policy as it is in the source, before addresses are put in.
@@ -22,27 +18,24 @@ pub(super) const POLICY: &str = include_str!("policy.yaml");
 /// The provider counts prompts higher than the node estimates them, as real ones do: refunds and overage both occur.
 const SKEW: &str = "1.07";
 
-/// How long requests that run may take to end when the demo is over.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// A running provider and a node in front of it.
+/// A running provider and the nodes in front of it.
 pub struct Stage {
-    /// The node.
-    pub(super) gateway: Gateway,
-    /// The node's policy.
+    /// The nodes, in the order in which they were started.
+    pub(super) nodes: Vec<Gateway>,
+    /// The policy of all nodes.
     pub(super) policy: Policy,
-    /// Who may operate the node.
+    /// Who may operate the nodes.
     pub(super) token: AdminToken,
     provider: simulated::Provider,
     folder: TempDir,
 }
 
 impl Stage {
-    /// Starts both.
+    /// Starts the provider and so many nodes; returns when all of them can admit and share the tenants.
     ///
     /// # Errors
-    /// A folder or a port cannot be had; says which.
-    pub async fn set() -> Result<Self, String> {
+    /// A folder or a port cannot be had, or the nodes do not become one cluster; says which.
+    pub async fn set(count: usize) -> Result<Self, String> {
         let folder = tempfile::Builder::new()
             .prefix("tollgate-demo-")
             .tempdir()
@@ -64,22 +57,21 @@ impl Stage {
 
         let secret: [u8; 16] = rand::random();
         let token = AdminToken::given(&hex::encode(secret)).ok_or("the admin token is empty")?;
-        let gateway = start(policy.clone(), path, token.clone())
-            .await
-            .map_err(|error| format!("cannot start the node: {error}"))?;
-        Ok(Self { gateway, policy, token, provider, folder })
+        let company = Company { path: &path, token: &token, folder: folder.path() };
+        let nodes = company.start(count).await?;
+        Ok(Self { nodes, policy, token, provider, folder })
     }
 
-    /// Where callers connect: `http://127.0.0.1:PORT`.
+    /// Where callers connect, at each node: `http://127.0.0.1:PORT`.
     #[must_use]
-    pub fn callers_url(&self) -> String {
-        format!("http://{}", self.gateway.callers())
+    pub fn callers_urls(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| format!("http://{}", node.callers())).collect()
     }
 
-    /// Where operators connect.
+    /// Where operators connect, at each node.
     #[must_use]
-    pub fn admin_url(&self) -> String {
-        format!("http://{}", self.gateway.operators())
+    pub fn admin_urls(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| format!("http://{}", node.operators())).collect()
     }
 
     /// Where the provider listens.
@@ -88,33 +80,21 @@ impl Stage {
         format!("http://{}", self.provider.local_addr())
     }
 
-    /// The policy that the node follows.
+    /// The policy that the nodes follow.
     #[must_use]
     pub fn policy_path(&self) -> PathBuf {
         self.folder.path().join("policy.yaml")
     }
 
-    /// Stops both, the node first, and removes the folder.
+    /// Stops all, the nodes first, and removes the folder.
     pub async fn strike(self) {
-        self.gateway.shut_down(Duration::ZERO, PATIENCE).await;
+        nodes::stop(self.nodes).await;
         self.provider.shutdown().await;
     }
 }
 
-async fn start(policy: Policy, path: PathBuf, token: AdminToken) -> io::Result<Gateway> {
-    let options = GatewayOptions {
-        listen: loopback(),
-        admin: loopback(),
-        token,
-        policy_file: Some(path),
-        limiter: Options::default(),
-        edge: EdgeOptions::default(),
-        server: ServerOptions::default(),
-    };
-    Gateway::start(Snapshot::first(policy), options).await
-}
-
-fn loopback() -> SocketAddr {
+/// A port of this machine that the system chooses.
+pub(super) fn loopback() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
 }
 

@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::report::{Report, Tenant, Tokens};
+use super::report::{Node, Report, Tenant, Tokens};
 use crate::node::reason::thousands;
 
 impl Display for Report {
@@ -18,6 +18,13 @@ impl Display for Report {
 
 impl Report {
     fn write_all(&self, text: &mut String) -> fmt::Result {
+        writeln!(
+            text,
+            "Nodes\n{}\n\
+             requests: that callers made here · tenants, shards: that it owns, and so decides about, whoever is asked\n\
+             here: let through by itself, the owner of the tenant · elsewhere: let through by another node, the owner\n",
+            self.nodes_table()
+        )?;
         writeln!(text, "Tenants (tokens: input and output together)\n{}", self.tenants_table())?;
         let books = &self.tokens;
         writeln!(
@@ -26,9 +33,9 @@ impl Report {
              settled: charged by usage · closed: charged at the estimate, no usage came · abandoned: the same, the caller had left\n\
              aborted: streams that their callers left · –: a key that nobody has · {} more tenants asked for nothing\n\n\
              Refusals\n{}\n\
-             requests that the node refused, by the code that their answers carry in x-tollgate-error\n\n\
+             requests that a node refused, by the code that their answers carry in x-tollgate-error\n\n\
              How reservations ended\n{}\n\
-             charged: by the node · billed: by the provider, which counts prompts 7 % higher than the node estimates them\n\
+             charged: by the owner · billed: by the provider, which counts prompts 7 % higher than the nodes estimate them\n\
              settled, usage: both are equal, id by id ({} compared) · cancelled: nothing was sent, all was refunded\n\
              unenforced, shadow: let through beyond a limit that is only watched, so it is not in the books",
             self.idle_tenants,
@@ -49,7 +56,7 @@ impl Report {
             writeln!(
                 text,
                 "\nReservations charged at their estimate\n{}\n\
-                 there was no better number: the provider failed or told no usage; what it billed was not told to the node",
+                 there was no better number: the provider failed or told no usage; what it billed was not told to a node",
                 self.estimated_table()
             )?;
         }
@@ -69,7 +76,27 @@ impl Report {
             thousands(provider.refused),
             thousands(self.provider_tokens),
         )?;
+        if self.unused_tokens > 0 {
+            writeln!(
+                text,
+                "Beside them, {} tokens were held and given back at once: an owner's answer had come late, and it was asked again",
+                thousands(self.unused_tokens)
+            )?;
+        }
         self.write_verdict(text)
+    }
+
+    fn nodes_table(&self) -> Table {
+        let mut table =
+            table(&["node", "callers", "role", "requests", "tenants", "shards", "here", "elsewhere"], 3);
+        for node in &self.nodes {
+            let Node { requests, tenants_owned, shards_owned, decided_here, decided_elsewhere, .. } = node;
+            let mut row = vec![node.node.to_string(), node.callers.clone(), node.role.clone()];
+            let numbers = [requests, tenants_owned, shards_owned, decided_here, decided_elsewhere];
+            row.extend(numbers.map(|number| thousands(*number)));
+            table.add_row(row);
+        }
+        table
     }
 
     fn write_verdict(&self, text: &mut String) -> fmt::Result {

@@ -29,9 +29,10 @@ const ANTHROPIC_PROVIDER_TOOL: u64 = 735 + 499;
 pub(super) fn tokens(ask: &Ask) -> u64 {
     let prompt = &ask.prompt;
     match (ask.endpoint, ask.endpoint.dialect(false)) {
-        // What is embedded has no messages, and a list of models no prompt.
-        (Endpoint::Embeddings | Endpoint::Models, _) => 0,
-        (_, Dialect::OpenAi) => {
+        // What is embedded or completed has no messages, and a list of models no prompt.
+        (Endpoint::Embeddings | Endpoint::Models | Endpoint::Completions | Endpoint::PassedThrough, _) => 0,
+        // Google publishes no rule for Gemini; its own counter shows less than OpenAI's.
+        (_, Dialect::OpenAi | Dialect::Gemini) => {
             PRIMING + prompt.messages * MESSAGE + prompt.names * NAME + prompt.tools * FUNCTION
         }
         (_, Dialect::Anthropic) => {

@@ -19,7 +19,7 @@ pub mod learned;
 #[cfg(test)]
 mod tests;
 
-use crate::route::{Ask, Piece};
+use crate::route::{Ask, Endpoint, Piece};
 
 pub use cache::{CacheStats, TokenCache};
 pub use encoding::{Encoding, count_text, warm_up};
@@ -72,6 +72,23 @@ pub fn of(ask: &Ask, input: u64, rule: OutputRule) -> Estimate {
 /// Input tokens of a request to the model that it names.
 pub fn input_tokens(ask: &Ask, encoding: Encoding, cache: &TokenCache) -> u64 {
     input_tokens_for(ask, &ask.model, encoding, cache)
+}
+
+/// How much of a request's `input` one reading of the model has in its context: all of it, but for texts that are embedded or
+/// completed each by itself, of which it is the longest.
+pub fn longest_reading(ask: &Ask, input: u64, encoding: Encoding, cache: &TokenCache) -> u64 {
+    match ask.endpoint {
+        Endpoint::Embeddings | Endpoint::Completions => {
+            let prompt = &ask.prompt;
+            let texts = prompt.texts().map(|text| cache.count(text, encoding));
+            let ids = prompt.pieces().iter().filter_map(|piece| match piece {
+                Piece::TokenIds { count } => Some(*count),
+                _ => None,
+            });
+            texts.chain(ids).max().unwrap_or(input)
+        }
+        _ => input,
+    }
 }
 
 /// Input tokens of a request that is sent to `model`, whatever it names itself: for aliases and fallbacks,

@@ -1,9 +1,11 @@
 //! What a request needs, or has used, in each dimension that a limit can bind.
 
+use serde::{Deserialize, Serialize};
+
 use super::bucket::Rate;
 
 /// What a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Dimension {
     /// Tokens, input and output together.
     Tokens,
@@ -51,7 +53,8 @@ impl Dimension {
 /// Tokens of one request, as held by a reservation or as used by a response.
 ///
 /// `total` is not always `input + output`: a provider may bill cache reads that its input limit does not count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(u64, u64, u64)", into = "(u64, u64, u64)")]
 pub struct Amount {
     /// What [`Dimension::Tokens`] counts.
     pub total: u64,
@@ -88,5 +91,17 @@ impl Amount {
             Dimension::OutputTokens => self.output,
             Dimension::Requests => 1,
         }
+    }
+}
+
+impl From<(u64, u64, u64)> for Amount {
+    fn from((total, input, output): (u64, u64, u64)) -> Self {
+        Self::with_total(total, input, output)
+    }
+}
+
+impl From<Amount> for (u64, u64, u64) {
+    fn from(amount: Amount) -> Self {
+        (amount.total, amount.input, amount.output)
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! Law, after every command: `reserved − refunded + overage = settled + closed + abandoned + open`.
 
+use serde::{Deserialize, Serialize};
+
 use super::decision::Resolution;
 
 /// Running totals. All in tokens of [`super::Dimension::Tokens`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Books {
     /// Held by reservations that were admitted.
     pub reserved: u128,

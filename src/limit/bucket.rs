@@ -7,10 +7,13 @@
 //! - a clock that stands still or goes back credits nothing;
 //! - debt (a negative level) is repaid by refill alone, and only work that was admitted makes it.
 
+use serde::{Deserialize, Serialize};
+
 use super::time::{MINUTE_NANOS, Moment, Span};
 
 /// How fast a bucket refills and how much it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(u64, u64)", into = "(u64, u64)")]
 pub struct Rate {
     /// Units per minute.
     pub per_minute: u64,
@@ -27,6 +30,24 @@ impl Rate {
 
     /// The largest rate or capacity: 10^15.
     pub const MOST: u64 = 1_000_000_000_000_000;
+
+    /// How long an empty bucket takes to fill.
+    #[must_use]
+    pub fn filling(self) -> Span {
+        Bucket::empty(Moment::default()).time_until_full(self)
+    }
+}
+
+impl From<(u64, u64)> for Rate {
+    fn from((per_minute, burst): (u64, u64)) -> Self {
+        Self::new(per_minute, burst)
+    }
+}
+
+impl From<Rate> for (u64, u64) {
+    fn from(rate: Rate) -> Self {
+        (rate.per_minute, rate.burst)
+    }
 }
 
 /// Whether an amount fits in a bucket now, later or never.
@@ -62,6 +83,32 @@ impl Bucket {
         Self { level: 0, carry: 0, at: now }
     }
 
+    /// A bucket that was empty `elapsed` ago and that nobody has drawn from since.
+    #[must_use]
+    pub fn accrued(rate: Rate, elapsed: Span, now: Moment) -> Self {
+        let mut bucket = Self::empty(now);
+        bucket.credit(rate, elapsed);
+        bucket
+    }
+
+    /// What it holds as of the last refill, with the fraction that is not yet a unit. With [`Bucket::restored`]: its way to
+    /// another clock.
+    pub(super) const fn contents(&self) -> (i64, u64) {
+        (self.level, self.carry)
+    }
+
+    /// A bucket with these contents at `now`; none when no bucket of this rate can have them.
+    pub(super) fn restored(rate: Rate, (level, carry): (i64, u64), now: Moment) -> Option<Self> {
+        let burst = signed(rate.burst);
+        let sound = carry < MINUTE_NANOS && (level < burst || (level == burst && carry == 0));
+        sound.then_some(Self { level, carry, at: now })
+    }
+
+    /// The emptier of two buckets of one limit, both as of the same refill.
+    pub(super) fn emptier(self, other: Self) -> Self {
+        if (self.level, self.carry) <= (other.level, other.carry) { self } else { other }
+    }
+
     /// What it holds. Negative is debt. True as of the last refill.
     #[must_use]
     pub const fn level(&self) -> i64 {
@@ -70,11 +117,16 @@ impl Bucket {
 
     /// Credits what has accrued since the last refill.
     pub fn refill(&mut self, rate: Rate, now: Moment) {
-        let elapsed = now.since(self.at).as_nanos();
-        if elapsed == 0 {
+        let elapsed = now.since(self.at);
+        if elapsed == Span::default() {
             return;
         }
         self.at = now;
+        self.credit(rate, elapsed);
+    }
+
+    fn credit(&mut self, rate: Rate, elapsed: Span) {
+        let elapsed = elapsed.as_nanos();
         let burst = signed(rate.burst);
         if self.level >= burst {
             self.carry = 0;

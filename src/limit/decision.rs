@@ -1,11 +1,15 @@
 //! What the limiter answers: values, never errors.
 
+use serde::{Deserialize, Serialize};
+
 use super::amount::Dimension;
-use super::rules::Scope;
+use super::paid::{BudgetKey, Paid};
+use super::purse::Lack;
+use super::rules::{Name, Scope};
 use super::time::Span;
 
 /// Why a reservation was refused. A refusal has changed no counter and charged nothing (`all_or_nothing`).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Denial {
     /// A bucket on the path does not hold enough now.
     Rate {
@@ -50,10 +54,52 @@ pub enum Denial {
     UnknownTenant,
     /// A bounded table of the limiter is full; it refuses rather than forget early.
     Full,
+    /// The path has a cap on what is in flight, and not all that is in flight is known here yet.
+    Recovering,
+    /// Nobody who may decide could be asked in time. Never an answer of a limiter: what its requester makes of its silence.
+    Unavailable,
+    /// An operator has suspended the tenant. Never an answer of a limiter: its gateway knows.
+    Suspended,
+    /// The pool of the model does not pay.
+    Pool {
+        /// Which.
+        pool: Name,
+        /// Why not.
+        lack: Lack,
+    },
+    /// A budget does not have what is needed.
+    Budget {
+        /// Which.
+        budget: BudgetKey,
+        /// What the request needs, in the budget's unit.
+        need: u64,
+        /// What nobody holds and nobody has used.
+        remaining: u64,
+        /// When the period ends, in seconds since 1970; none while that is not known.
+        resets: Option<i64>,
+    },
+    /// A purse is short and a grant for it is on its way. Never what a caller is told: whoever asked asks again with the same id, and if
+    /// its patience ends first, says what is inside.
+    Granting(Box<Denial>),
+}
+
+impl Denial {
+    /// Whether it is worth asking again in a moment.
+    #[must_use]
+    pub const fn is_granting(&self) -> bool {
+        matches!(self, Self::Granting(_))
+    }
+
+    /// Whether whoever has waited for the provider already may as well wait for this: a grant that is on its way, or a pause that the
+    /// provider asked for.
+    #[must_use]
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::Granting(_) | Self::Pool { lack: Lack::Paused { .. }, .. })
+    }
 }
 
 /// One bucket as a caller may see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LevelView {
     /// The configured rate, in units per minute.
     pub per_minute: u64,
@@ -69,7 +115,7 @@ pub struct LevelView {
 pub type Levels = [Option<LevelView>; 4];
 
 /// The answer's kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// Everything on the path was debited.
     Admitted,
@@ -80,7 +126,7 @@ pub enum Verdict {
 }
 
 /// The answer to a reservation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
     /// Admitted or not.
     pub verdict: Verdict,
@@ -88,10 +134,35 @@ pub struct Decision {
     pub levels: Levels,
     /// The version of the rules it was made under.
     pub version: u64,
+    /// What it took from purses, if it was admitted.
+    pub paid: Option<Box<Paid>>,
+}
+
+impl Decision {
+    /// Whether it is worth asking again in a moment.
+    #[must_use]
+    pub const fn is_granting(&self) -> bool {
+        matches!(&self.verdict, Verdict::Denied(denial) if denial.is_granting())
+    }
+
+    /// Nobody waits any longer: a denial is what it would be without the grant that is on its way.
+    pub fn give_up_waiting(&mut self) {
+        if let Verdict::Denied(Denial::Granting(inside)) = &mut self.verdict {
+            self.verdict = Verdict::Denied(std::mem::replace(inside, Denial::Unavailable));
+        }
+    }
+}
+
+impl Decision {
+    /// Whether it was admitted, and budgets pay for it.
+    #[must_use]
+    pub fn is_paid_by_budgets(&self) -> bool {
+        self.verdict == Verdict::Admitted && self.paid.as_ref().is_some_and(|paid| !paid.budgets.is_empty())
+    }
 }
 
 /// How a reservation ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resolution {
     /// True up to what was used: a signed delta, debt allowed.
     Settle(super::amount::Amount),
@@ -104,7 +175,7 @@ pub enum Resolution {
 }
 
 /// What resolving did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resolved {
     /// It ended now. In total tokens.
     Now {

@@ -1,14 +1,39 @@
 //! A held estimate, and the one way in which it ended.
 
+use serde::{Deserialize, Serialize};
+
 use super::amount::Amount;
 use super::decision::Denial;
+use super::paid::Paid;
 use super::rules::Name;
 use super::tenant::{Debited, Path};
 use super::time::Moment;
 
 /// A reservation's id: 128 bits, made by the gateway, never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ReservationId(pub u128);
+
+impl ReservationId {
+    /// The `number`-th of the gateway's life `life`.
+    #[must_use]
+    pub const fn new(life: u64, number: u64) -> Self {
+        Self((life as u128) << 64 | number as u128)
+    }
+
+    /// The life of the gateway that made it.
+    #[must_use]
+    pub const fn life(self) -> u64 {
+        // The upper half.
+        (self.0 >> 64) as u64
+    }
+
+    /// Which of that life's reservations it is.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        // The lower half.
+        self.0 as u64
+    }
+}
 
 impl std::fmt::Display for ReservationId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -25,8 +50,19 @@ impl std::str::FromStr for ReservationId {
 }
 
 /// An `Idempotency-Key` with the tenant that sent it, as a 128-bit digest made by the gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct IdempotencyDigest(pub u128);
+
+/// An end user of a tenant, as a 128-bit digest made by the gateway: who that is, nobody here can tell.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct UserDigest(pub u128);
+
+/// A pseudonym is personal data too: it goes into no log, not even by accident.
+impl std::fmt::Debug for UserDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("UserDigest(…)")
+    }
+}
 
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
@@ -42,6 +78,12 @@ pub(super) struct Reservation {
     pub(super) version: u64,
     pub(super) idempotency: Option<IdempotencyDigest>,
     pub(super) phase: Phase,
+    /// It was debited in a state that is lost, and reported by its gateway.
+    pub(super) adopted: bool,
+    /// How often the provider may have been asked: each time its pool was paid.
+    pub(super) attempts: u32,
+    /// What it took from purses.
+    pub(super) paid: Option<Box<Paid>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,15 +101,23 @@ pub(super) enum Phase {
 impl Reservation {
     /// What a cancel leaves behind when it finds nothing: its reservation, should it still come, must debit nothing.
     pub(super) fn barred() -> Self {
+        Self::ended(Phase::Cancelled, None)
+    }
+
+    /// One of which nothing is left but the answer that it got.
+    pub(super) fn ended(phase: Phase, shadowed: Option<Box<Denial>>) -> Self {
         Self {
             tenant: Name::from(""),
             path: Path::default(),
             held: Amount::default(),
             debited: Debited::default(),
-            shadowed: None,
+            shadowed,
             version: 0,
             idempotency: None,
-            phase: Phase::Cancelled,
+            phase,
+            adopted: false,
+            attempts: 0,
+            paid: None,
         }
     }
 }

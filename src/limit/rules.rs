@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use serde::{Deserialize, Serialize};
 
 use super::amount::Dimension;
 use super::bucket::{Bucket, Rate};
@@ -15,10 +16,12 @@ use super::time::Moment;
 pub type Name = Arc<str>;
 
 /// What a limit binds.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scope {
     /// One key of the tenant, by label. Subdivides the tenant, never adds to it.
     Key(Name),
+    /// An end user of the tenant, whoever it is. Subdivides it: each has buckets of its own. Their names are not known here.
+    User,
     /// One project of the tenant. Subdivides it.
     Project(Name),
     /// The tenant.
@@ -28,23 +31,24 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// The scope's kind: `key`, `project`, `tenant`, `model`.
+    /// The scope's kind: `key`, `user`, `project`, `tenant`, `model`.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Key(_) => "key",
+            Self::User => "user",
             Self::Project(_) => "project",
             Self::Tenant => "tenant",
             Self::Model(_) => "model",
         }
     }
 
-    /// The name within its kind; none for the tenant itself.
+    /// The name within its kind; none for the tenant itself and for users.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Key(name) | Self::Project(name) | Self::Model(name) => Some(name),
-            Self::Tenant => None,
+            Self::Tenant | Self::User => None,
         }
     }
 }
@@ -78,19 +82,26 @@ pub struct RateLimit {
     pub(super) start: Start,
     /// The version in which it came, or came back. Decided by [`Rules::next`]; tells one life of a limit from another.
     pub(super) since: u64,
+    /// The lowest rate and the largest capacity that it ever had: an empty bucket was full after its filling time, whatever was edited
+    /// meanwhile. Decided by [`Rules::next`].
+    pub(super) slowest: Rate,
 }
 
 impl RateLimit {
     /// A limit whose bucket starts full unless an earlier version of the rules held it.
     #[must_use]
     pub const fn new(dimension: Dimension, rate: Rate) -> Self {
-        Self { dimension, rate, start: Start::Full, since: 0 }
+        Self { dimension, rate, start: Start::Full, since: 0, slowest: rate }
     }
 
     /// Carries on from `old`, the same limit before an edit made at `edited`.
     fn carry_on(&mut self, old: &Self, edited: Moment) {
         self.since = old.since;
         self.start = old.start;
+        self.slowest = Rate {
+            per_minute: self.rate.per_minute.min(old.slowest.per_minute),
+            burst: self.rate.burst.max(old.slowest.burst),
+        };
         if let Start::Undrawn(bucket) = &mut self.start
             && self.rate != old.rate
         {
@@ -129,14 +140,21 @@ pub struct TenantRules {
     /// When its last edit came into force.
     edited: Moment,
     tenant: Option<u32>,
+    users: Option<u32>,
     keys: HashMap<Name, u32>,
     projects: HashMap<Name, u32>,
     models: Vec<(ModelMatch, u32)>,
 }
 
-/// The scopes that one request must pass, in the order in which they are checked: key, project, tenant, model. Each is an
+/// The scopes that one request must pass, in the order in which they are checked: key, user, project, tenant, model. Each is an
 /// index into [`TenantRules::scopes`].
-pub(super) type RulePath = [Option<u32>; 4];
+pub(super) type RulePath = [Option<u32>; STEPS];
+
+/// How many scopes a path has at most.
+pub(super) const STEPS: usize = 5;
+
+/// The place of the user in a path.
+pub(super) const USER: usize = 1;
 
 impl TenantRules {
     /// Rules without a limit.
@@ -145,7 +163,7 @@ impl TenantRules {
         Self::default()
     }
 
-    /// Adds the limits of the tenant itself, a key, a project, or a model by its exact name. Of two sets for one scope the first
+    /// Adds the limits of the tenant itself, a key, each user, a project, or a model by its exact name. Of two sets for one scope the first
     /// is in force; a validated policy has no second.
     pub fn add(&mut self, limits: ScopeLimits) {
         if self.place_of(&limits.scope).is_some() {
@@ -154,6 +172,7 @@ impl TenantRules {
         let place = self.push(limits.clone());
         match limits.scope {
             Scope::Tenant => self.tenant = Some(place),
+            Scope::User => self.users = Some(place),
             Scope::Key(label) => _ = self.keys.insert(label, place),
             Scope::Project(id) => _ = self.projects.insert(id, place),
             Scope::Model(name) => self.models.push((ModelMatch::Exact(name), place)),
@@ -190,6 +209,7 @@ impl TenantRules {
     fn place_of(&self, scope: &Scope) -> Option<u32> {
         match scope {
             Scope::Tenant => self.tenant,
+            Scope::User => self.users,
             Scope::Key(label) => self.keys.get(label).copied(),
             Scope::Project(id) => self.projects.get(id).copied(),
             Scope::Model(_) => {
@@ -199,14 +219,20 @@ impl TenantRules {
         }
     }
 
-    fn limit(&self, scope: &Scope, dimension: Dimension) -> Option<&RateLimit> {
+    pub(super) fn limit(&self, scope: &Scope, dimension: Dimension) -> Option<&RateLimit> {
         let limits = &self.scopes[self.place_of(scope)? as usize];
         limits.rates.iter().find(|limit| limit.dimension == dimension)
     }
 
-    pub(super) fn path(&self, key: &str, project: Option<&str>, model: &str) -> RulePath {
+    /// The limits of each user, as a place among the scopes.
+    pub(super) const fn users(&self) -> Option<u32> {
+        self.users
+    }
+
+    pub(super) fn path(&self, key: &str, has_user: bool, project: Option<&str>, model: &str) -> RulePath {
         [
             self.keys.get(key).copied(),
+            self.users.filter(|_| has_user),
             project.and_then(|id| self.projects.get(id)).copied(),
             self.tenant,
             self.model_rule(model),
@@ -252,20 +278,25 @@ impl Rules {
     /// and is back, starts empty at `now`; one that stays keeps its start (and its state: see the limiter).
     #[must_use]
     pub fn next(&self, tenants: Vec<(Name, TenantRules)>, now: Moment) -> Self {
-        let mut next =
-            Self { version: self.version + 1, tenants: HashMap::new(), ever_held: self.ever_held.clone() };
+        self.succeeded_by(self.version + 1, tenants, now)
+    }
+
+    /// [`Rules::next`], where somebody else counts the versions. `version` is later than this one.
+    #[must_use]
+    pub fn succeeded_by(&self, version: u64, tenants: Vec<(Name, TenantRules)>, now: Moment) -> Self {
+        let mut next = Self { version, tenants: HashMap::new(), ever_held: self.ever_held.clone() };
         for (name, rules) in tenants {
             let limits = rules.scopes().iter().flat_map(|ScopeLimits { scope, rates, .. }| {
                 rates.iter().map(|limit| (name.clone(), scope.clone(), limit.dimension))
             });
             next.ever_held.extend(limits);
-            next.tenants.insert(name.clone(), self.succeed(&name, rules, now));
+            next.tenants.insert(name.clone(), self.succeed(version, &name, rules, now));
         }
         next
     }
 
     /// A tenant's rules in the next version: each limit is told where it starts, and rules that say what they said stay as they are.
-    fn succeed(&self, name: &Name, mut rules: TenantRules, now: Moment) -> Arc<TenantRules> {
+    fn succeed(&self, version: u64, name: &Name, mut rules: TenantRules, now: Moment) -> Arc<TenantRules> {
         let before = self.tenants.get(name);
         for ScopeLimits { scope, rates, .. } in &mut rules.scopes {
             for limit in rates {
@@ -276,7 +307,7 @@ impl Rules {
                         let came_back = self.ever_held.contains(&held);
                         limit.start =
                             if came_back { Start::Undrawn(Bucket::empty(now)) } else { Start::Full };
-                        limit.since = self.version + 1;
+                        limit.since = version;
                     }
                 }
             }
@@ -291,7 +322,7 @@ impl Rules {
         Arc::new(rules)
     }
 
-    /// Counts up by one with each [`Rules::next`].
+    /// Counts up with each [`Rules::next`].
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version

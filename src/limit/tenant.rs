@@ -5,22 +5,38 @@
 //! - an edit moves levels by as much as capacities moved, so what is used stays used, and counts from the instant of the edit,
 //!   however late the tenant follows it. Of several edits made while nothing touched the tenant only the last has an instant.
 
+mod travel;
+mod users;
+
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
 use super::amount::{Amount, Dimension};
 use super::bucket::{Bucket, Fit, Rate};
+use super::cold::Cold;
 use super::decision::{Denial, LevelView, Levels};
 use super::limiter::ScopeView;
-use super::rules::{Name, RateLimit, Rules, Scope, ScopeLimits, Start, TenantRules};
+use super::reservation::UserDigest;
+use super::rules::{Name, RateLimit, Rules, STEPS, Scope, ScopeLimits, Start, TenantRules};
 use super::time::{Moment, Span};
+pub(super) use travel::Arrival;
+use users::Users;
 
 /// The slots that one reservation names, in the order in which they are checked.
-pub(super) type Path = [Option<u32>; 4];
+pub(super) type Path = [Option<u32>; STEPS];
 
 /// Which buckets a reservation debited: bit `4·step + dimension`, where a step is a place in its path.
-pub(super) type Debited = u16;
+pub(super) type Debited = u32;
+
+/// What decides by which scopes a request goes.
+#[derive(Clone, Copy)]
+pub(super) struct Way<'a> {
+    pub(super) key: &'a str,
+    pub(super) user: Option<UserDigest>,
+    pub(super) project: Option<&'a str>,
+    pub(super) model: &'a str,
+}
 
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
@@ -33,6 +49,8 @@ pub(super) struct TenantState {
     /// Of each scope in the rules, the slot that holds it.
     order: Box<[u32]>,
     slots: Vec<Slot>,
+    /// Its users; none for a tenant that has none, as most.
+    users: Option<Box<Users>>,
     /// Reservations that have not ended.
     pub(super) open: u32,
     /// It stands in the limiter's queue of tenants to forget once they are idle and full.
@@ -48,6 +66,20 @@ struct Slot {
     inflight: u32,
     /// Reservations that may still come back to it: those in flight, and those that a late settle may true up.
     named: u32,
+    holder: Holder,
+    /// Its user may have more in flight among those that share one slot.
+    beside: bool,
+}
+
+/// Who holds a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    /// A scope of the rules, or one that was until reservations that name it have ended.
+    Scope,
+    /// A user.
+    User,
+    /// Nobody: a user that was forgotten.
+    Nobody,
 }
 
 /// A bucket with its limit, and the version in which that limit came: an older reservation was not debited in it.
@@ -80,10 +112,30 @@ impl Held {
 }
 
 impl TenantState {
-    pub(super) fn new(rules: &Arc<TenantRules>, version: u64, now: Moment) -> Self {
+    /// The state of a tenant that has none; `cold` says since when the limiter knows what it has spent, if not from the first.
+    pub(super) fn new(rules: &Arc<TenantRules>, version: u64, now: Moment, cold: Option<&Cold>) -> Self {
         let slots: Vec<Slot> = rules.scopes().iter().map(|limits| Slot::new(limits, now)).collect();
         let order = (0..).take(slots.len()).collect();
-        Self { rules: rules.clone(), version, in_force: true, order, slots, open: 0, queued: false }
+        let mut state = Self {
+            rules: rules.clone(),
+            version,
+            in_force: true,
+            order,
+            slots,
+            users: None,
+            open: 0,
+            queued: false,
+        };
+        if let Some(cold) = cold {
+            state.begin_cold(cold, now);
+        }
+        state
+    }
+
+    fn begin_cold(&mut self, cold: &Cold, now: Moment) {
+        for (limits, place) in self.rules.scopes().iter().zip(&self.order) {
+            self.slots[*place as usize].begin_cold(limits, cold, self.rules.edited(), now);
+        }
     }
 
     /// Follows the rules to the version in force. A tenant that they no longer name stays as it is.
@@ -103,7 +155,8 @@ impl TenantState {
         let bound: HashSet<&Scope> = rules.scopes().iter().map(|limits| &limits.scope).collect();
         let mut places: HashMap<Scope, u32> = HashMap::new();
         let mut free = Vec::new();
-        for (slot, place) in self.slots.iter_mut().zip(0..) {
+        let of_scopes = self.slots.iter_mut().zip(0..).filter(|(slot, _)| slot.holder == Holder::Scope);
+        for (slot, place) in of_scopes {
             if bound.contains(&slot.scope) {
                 places.insert(slot.scope.clone(), place);
             } else {
@@ -122,18 +175,23 @@ impl TenantState {
             place
         });
         self.order = seated.collect();
+        self.users_follow(rules);
         self.rules = rules.clone();
     }
 
     /// Gives a new scope a place: a free one, so that edits under load do not grow the state, or else the next.
     fn seat(&mut self, scope: Scope, free: Option<u32>) -> u32 {
-        let slot = Slot::empty(scope);
+        let slot = Slot::empty(scope, Holder::Scope);
         if let Some(place) = free {
             self.slots[place as usize] = slot;
             return place;
         }
+        self.push(slot)
+    }
+
+    fn push(&mut self, slot: Slot) -> u32 {
         self.slots.push(slot);
-        // Slots in force or named by one of the bounded number of reservations are far fewer than 2^32.
+        // Slots in force, of a bounded number of users, or named by one of the bounded number of reservations are far fewer than 2^32.
         u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
     }
 
@@ -141,12 +199,15 @@ impl TenantState {
         self.rules.shadow
     }
 
-    pub(super) fn path(&self, key: &str, project: Option<&str>, model: &str) -> Path {
-        self.rules.path(key, project, model).map(|index| self.order.get(index? as usize).copied())
+    /// The path of a request whose user, if it has one, has no slot of its own.
+    fn path_of_rules(&self, way: &Way<'_>) -> Path {
+        let rules = self.rules.path(way.key, way.user.is_some(), way.project, way.model);
+        rules.map(|index| self.order.get(index? as usize).copied())
     }
 
     /// Credits every bucket of the path with what has accrued.
     pub(super) fn refill(&mut self, path: &Path, now: Moment) {
+        self.look_beside(path);
         for place in path.iter().flatten() {
             for held in &mut self.slots[*place as usize].buckets {
                 held.bucket.refill(held.rate, now);
@@ -154,11 +215,11 @@ impl TenantState {
         }
     }
 
-    /// Checks every bucket and slot of the path, as of the last refill.
+    /// Checks every bucket and slot of the path, as of the last refill. While not all open work is known, no slot is certain to be free.
     ///
     /// # Errors
     /// The first refusal on the path, with the longest wait of all that refuse; one that no wait helps comes before all others.
-    pub(super) fn check(&self, path: &Path, need: Amount) -> Result<(), Denial> {
+    pub(super) fn check(&self, path: &Path, need: Amount, complete: bool) -> Result<(), Denial> {
         let mut refusal: Option<Denial> = None;
         let mut longest = Span::default();
         for place in path.iter().flatten() {
@@ -192,14 +253,18 @@ impl TenantState {
         if let Some(Denial::Rate { wait, .. }) = &mut refusal {
             *wait = longest;
         }
-        refusal.or_else(|| self.full_slot(path)).map_or(Ok(()), Err)
+        refusal.or_else(|| self.full_slot(path, complete)).map_or(Ok(()), Err)
     }
 
-    fn full_slot(&self, path: &Path) -> Option<Denial> {
+    fn full_slot(&self, path: &Path, complete: bool) -> Option<Denial> {
         path.iter().flatten().find_map(|place| {
             let slot = &self.slots[*place as usize];
-            let max = slot.max_inflight.filter(|max| slot.inflight >= *max)?;
-            Some(Denial::Inflight { scope: slot.scope.clone(), max })
+            let max = slot.max_inflight?;
+            if !complete {
+                return Some(Denial::Recovering);
+            }
+            (slot.inflight + self.beside(slot) >= max)
+                .then(|| Denial::Inflight { scope: slot.scope.clone(), max })
         })
     }
 
@@ -252,13 +317,15 @@ impl TenantState {
     ) {
         for (step, place) in path.iter().enumerate() {
             let Some(place) = place else { continue };
-            for held in &mut self.slots[*place as usize].buckets {
+            let slot = &mut self.slots[*place as usize];
+            let refunds = slot.refunds();
+            for held in &mut slot.buckets {
                 held.bucket.refill(held.rate, now);
                 let before = estimate.of(held.dimension);
                 let after = used.map_or(0, |used| used.of(held.dimension));
                 if after > before {
                     held.bucket.debit(after - before);
-                } else if debited & bit(step, held.dimension) != 0 && held.since <= version {
+                } else if refunds && debited & bit(step, held.dimension) != 0 && held.since <= version {
                     held.bucket.refund(held.rate, before - after);
                 }
             }
@@ -335,13 +402,29 @@ impl TenantState {
 
 impl Slot {
     fn new(limits: &ScopeLimits, now: Moment) -> Self {
-        let mut slot = Self::empty(limits.scope.clone());
+        let mut slot = Self::empty(limits.scope.clone(), Holder::Scope);
         slot.follow(limits, now);
         slot
     }
 
-    fn empty(scope: Scope) -> Self {
-        Self { scope, buckets: Box::default(), max_inflight: None, inflight: 0, named: 0 }
+    fn empty(scope: Scope, holder: Holder) -> Self {
+        Self {
+            scope,
+            buckets: Box::default(),
+            max_inflight: None,
+            inflight: 0,
+            named: 0,
+            holder,
+            beside: false,
+        }
+    }
+
+    fn begin_cold(&mut self, limits: &ScopeLimits, cold: &Cold, edited: Moment, now: Moment) {
+        for (limit, held) in limits.rates.iter().zip(&mut self.buckets) {
+            if let Some(bucket) = cold.bucket(limit, edited, now) {
+                held.bucket = bucket;
+            }
+        }
     }
 
     /// A bucket stays with its limit; a limit that went and came back is another.

@@ -1,11 +1,13 @@
 //! Instants and lengths of time, as the limiter sees them: integers handed in by the caller.
 
+use serde::{Deserialize, Serialize};
+
 /// An instant on the lease clock, in nanoseconds since an arbitrary origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(u64);
 
 /// A length of time, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Span(u64);
 
 /// Nanoseconds in the minute that every rate is stated over.

@@ -13,7 +13,7 @@ use crate::route::Dialect;
 /// Anthropic routes get the `ping` event (<https://docs.anthropic.com/en/api/messages-streaming#ping-events>).
 pub fn keep_alive(dialect: Dialect) -> Bytes {
     match dialect {
-        Dialect::OpenAi => Bytes::from_static(b": ping\n"),
+        Dialect::OpenAi | Dialect::Gemini => Bytes::from_static(b": ping\n"),
         Dialect::Anthropic => Bytes::from_static(b"event: ping\ndata: {\"type\":\"ping\"}\n\n"),
     }
 }
@@ -38,6 +38,15 @@ pub fn error_event(dialect: Dialect, code: &str, message: &str) -> Bytes {
             });
             format!("event: error\ndata: {error}\n\n")
         }
+        Dialect::Gemini => format!("data: {}\n\n", gemini_error(code, message)),
     };
     Bytes::from(event)
+}
+
+/// An error in Gemini's shape (<https://cloud.google.com/apis/design/errors#http_mapping>); Tollgate's own code is its reason.
+pub(super) fn gemini_error(code: &str, message: &str) -> serde_json::Value {
+    json!({"error": {
+        "code": 502, "message": message, "status": "UNAVAILABLE",
+        "details": [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code, "domain": "tollgate"}],
+    }})
 }

@@ -17,10 +17,14 @@
 //! No async, no I/O, no clock, no lock; no judgement on what a caller owes: that is for whoever settles.
 
 mod anthropic;
+mod array;
 pub mod frames;
+mod gemini;
 mod lenient;
 mod openai;
 mod progress;
+mod responses;
+mod shape;
 pub mod sse;
 pub mod stream;
 mod tally;
@@ -28,6 +32,8 @@ pub mod usage;
 pub mod whole;
 
 pub use frames::{error_event, keep_alive};
+pub use responses::{Told, read_response};
+pub use shape::Shape;
 pub use stream::{CountTokens, StreamEnd, StreamMeter, StreamMeterOptions};
 pub use usage::{Metered, Usage};
 pub use whole::usage_of_body;

@@ -122,6 +122,8 @@ struct ChoiceReader<'p>(&'p mut Progress);
 enum ChoiceKey {
     Index,
     Delta,
+    /// Of text completions.
+    Text,
     FinishReason,
     #[serde(other)]
     Other,
@@ -150,6 +152,9 @@ impl<'de> Visitor<'de> for ChoiceReader<'_> {
                 ChoiceKey::Index => index = members.next_value()?,
                 ChoiceKey::Delta => {
                     members.next_value_seed(TextReader { place: Place::Delta, tally: &mut self.0.tally })?;
+                }
+                ChoiceKey::Text => {
+                    members.next_value_seed(TextReader { place: Place::Text, tally: &mut self.0.tally })?;
                 }
                 // Some servers write "" for null.
                 ChoiceKey::FinishReason => has_finished = !members.next_value::<Text<'_>>()?.0.is_empty(),

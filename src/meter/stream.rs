@@ -10,12 +10,15 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use serde_json::value::RawValue;
 
+use super::array::ArraySplitter;
+use super::frames::{error_event, gemini_error};
 use super::lenient::Object;
 use super::progress::Progress;
+use super::shape::Shape;
 use super::sse::{self, Splitter};
 use super::tally::Tally;
 use super::usage::{Metered, Usage};
-use super::{anthropic, openai};
+use super::{anthropic, gemini, openai, responses};
 use crate::route::Dialect;
 
 /// Counts the tokens of a text; called with at most 512 bytes at a time.
@@ -28,8 +31,8 @@ pub const MAX_HELD: usize = 64 * 1024;
 /// What a meter has to know of the request.
 #[derive(Clone)]
 pub struct StreamMeterOptions {
-    /// The dialect of the answer.
-    pub dialect: Dialect,
+    /// The shape of the answer.
+    pub shape: Shape,
     /// The request's `n`. 0 is read as 1; more than 128 cannot be followed, so that such a stream is never exact.
     pub expected_choices: u32,
     /// Whether to leave out the chunk with usage and no choices, which the provider sends because Tollgate asked it to
@@ -54,7 +57,7 @@ pub enum StreamEnd {
 /// [`take_held`](Self::take_held) returns; then [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct StreamMeter {
-    splitter: Splitter,
+    frames: Frames,
     reading: Reading,
     drop_usage_chunk: bool,
     /// How many bytes of the event under way have been kept from the caller, from its first on.
@@ -65,20 +68,32 @@ pub struct StreamMeter {
     after_dropped_cr: bool,
 }
 
+/// How a stream is cut into what is read at once.
+#[derive(Debug)]
+enum Frames {
+    Events(Splitter),
+    Elements(Box<ArraySplitter>),
+    Unread,
+}
+
 impl StreamMeter {
     /// A meter for a stream of which nothing has been read.
     pub fn new(options: StreamMeterOptions) -> Self {
-        let StreamMeterOptions { dialect, expected_choices, drop_usage_chunk, count } = options;
+        let StreamMeterOptions { shape, expected_choices, drop_usage_chunk, count } = options;
         Self {
-            splitter: Splitter::default(),
+            frames: match shape {
+                Shape::GeminiArray => Frames::Elements(Box::default()),
+                Shape::Opaque => Frames::Unread,
+                _ => Frames::Events(Splitter::default()),
+            },
             reading: Reading {
-                reported: Reported::nothing(dialect),
+                reported: Reported::nothing(shape),
                 progress: Progress::new(expected_choices, Tally::new(count)),
                 end_marker_seen: false,
                 error_seen: false,
                 missed_something: false,
             },
-            drop_usage_chunk: drop_usage_chunk && dialect == Dialect::OpenAi,
+            drop_usage_chunk: drop_usage_chunk && shape == Shape::OpenAi,
             held: 0,
             let_through: false,
             after_dropped_cr: false,
@@ -93,10 +108,20 @@ impl StreamMeter {
         if self.drop_usage_chunk {
             return self.feed_and_drop(chunk);
         }
-        let Self { splitter, reading, .. } = self;
-        splitter.feed(&chunk, |frame| {
-            reading.read(frame.event);
-        });
+        let Self { frames, reading, .. } = self;
+        match frames {
+            Frames::Events(splitter) => {
+                splitter.feed(&chunk, |frame| {
+                    reading.read(frame.event);
+                });
+            }
+            Frames::Elements(splitter) => {
+                splitter.feed(&chunk, |element| reading.read_element(element));
+                reading.end_marker_seen |= splitter.is_closed();
+                reading.missed_something |= splitter.is_odd();
+            }
+            Frames::Unread => {}
+        }
         chunk
     }
 
@@ -107,12 +132,14 @@ impl StreamMeter {
     /// sent after it.
     pub fn take_held(&mut self) -> Bytes {
         let mut relay = Bytes::new();
-        let Self { splitter, reading, held, .. } = self;
-        splitter.take_unfinished(|frame| {
-            if reading.read(frame.event) != Seen::UsageChunk {
-                relay = Bytes::copy_from_slice(&frame.raw[..*held]);
-            }
-        });
+        let Self { frames, reading, held, .. } = self;
+        if let Frames::Events(splitter) = frames {
+            splitter.take_unfinished(|frame| {
+                if reading.read(frame.event) != Seen::UsageChunk {
+                    relay = Bytes::copy_from_slice(&frame.raw[..*held]);
+                }
+            });
+        }
         *held = 0;
         relay
     }
@@ -121,12 +148,41 @@ impl StreamMeter {
     ///
     /// After a stream that was cut within an event, two line ends before an error event keep the two apart.
     pub fn between_events(&self) -> bool {
-        self.held > 0 || self.splitter.between_events()
+        match &self.frames {
+            Frames::Events(splitter) => self.held > 0 || splitter.between_events(),
+            Frames::Elements(splitter) => splitter.between_elements(),
+            Frames::Unread => false,
+        }
+    }
+
+    /// The event that tells the caller of a failure, now; `None` where there is no way to say it: in the middle of an
+    /// array's element, and in what is passed through unread.
+    pub fn failure(&self, dialect: Dialect, code: &str, message: &str) -> Option<Bytes> {
+        match &self.frames {
+            Frames::Events(_) => {
+                let event = error_event(dialect, code, message);
+                // After a stream that was cut within an event, two line ends keep the two apart.
+                let apart = !self.between_events();
+                Some(if apart { Bytes::from([b"\n\n", event.as_ref()].concat()) } else { event })
+            }
+            Frames::Elements(splitter) => splitter
+                .between_elements()
+                .then(|| Bytes::from(format!("{}{}]", splitter.separator(), gemini_error(code, message)))),
+            Frames::Unread => None,
+        }
     }
 
     /// Whether the stream has said that it is over: `[DONE]` or `message_stop`.
     pub fn end_marker_seen(&self) -> bool {
         self.reading.end_marker_seen
+    }
+
+    /// The id of the response that is streamed, once it was seen.
+    pub fn response_id(&self) -> Option<&str> {
+        match &self.reading.reported {
+            Reported::Responses { id, .. } => id.as_deref(),
+            _ => None,
+        }
     }
 
     /// Whether the provider reported an error within the stream.
@@ -152,11 +208,17 @@ impl StreamMeter {
     /// Bytes of memory that the stream takes.
     #[cfg(test)]
     pub(super) fn memory(&self) -> usize {
-        size_of::<Self>() + self.splitter.memory() + self.reading.progress.tally.memory()
+        let pending = match &self.frames {
+            Frames::Events(splitter) => splitter.memory(),
+            Frames::Elements(splitter) => splitter.memory(),
+            Frames::Unread => 0,
+        };
+        size_of::<Self>() + pending + self.reading.progress.tally.memory()
     }
 
     fn feed_and_drop(&mut self, chunk: Bytes) -> Bytes {
-        let Self { splitter, reading, held, let_through, after_dropped_cr, .. } = self;
+        let Self { frames, reading, held, let_through, after_dropped_cr, .. } = self;
+        let Frames::Events(splitter) = frames else { return chunk };
         let mut relay = Relay::of(&chunk);
         if chunk.first().is_some_and(|&byte| std::mem::take(after_dropped_cr) && byte == b'\n') {
             relay.leave_out_to(1);
@@ -258,29 +320,46 @@ enum Reported {
         /// Whether the closing event has come, which alone knows the output.
         closed: bool,
     },
+    Responses {
+        usage: Option<Usage>,
+        /// The id under which the provider keeps it.
+        id: Option<Box<str>>,
+    },
+    Gemini {
+        so_far: Option<Usage>,
+        /// Whether it came when all candidates had finished: what came before is less than the whole.
+        closed: bool,
+    },
+    Opaque,
 }
 
 impl Reported {
-    fn nothing(dialect: Dialect) -> Self {
-        match dialect {
-            Dialect::OpenAi => Self::OpenAi(None),
-            Dialect::Anthropic => {
-                Self::Anthropic { so_far: anthropic::UsageReport::default(), closed: false }
-            }
+    fn nothing(shape: Shape) -> Self {
+        match shape {
+            Shape::OpenAi => Self::OpenAi(None),
+            Shape::Anthropic => Self::Anthropic { so_far: anthropic::UsageReport::default(), closed: false },
+            Shape::Responses => Self::Responses { usage: None, id: None },
+            Shape::Gemini | Shape::GeminiArray => Self::Gemini { so_far: None, closed: false },
+            Shape::Opaque => Self::Opaque,
         }
     }
 
     fn so_far(&self) -> Usage {
         match self {
-            Self::OpenAi(usage) => usage.unwrap_or_default(),
+            Self::OpenAi(usage) | Self::Responses { usage, .. } | Self::Gemini { so_far: usage, .. } => {
+                usage.unwrap_or_default()
+            }
             Self::Anthropic { so_far, .. } => so_far.usage(),
+            Self::Opaque => Usage::default(),
         }
     }
 
     fn is_last_word(&self) -> bool {
         match self {
-            Self::OpenAi(usage) => usage.is_some(),
+            Self::OpenAi(usage) | Self::Responses { usage, .. } => usage.is_some(),
             Self::Anthropic { so_far, closed } => *closed && so_far.is_complete(),
+            Self::Gemini { so_far, closed } => *closed && so_far.is_some(),
+            Self::Opaque => false,
         }
     }
 }
@@ -315,8 +394,63 @@ impl Reading {
                 Ok(Object(event)) => self.read_anthropic(&event),
                 Err(_) => self.missed_something = true,
             },
+            Reported::Responses { .. } => match serde_json::from_str(json) {
+                Ok(Object(event)) => self.read_response(&event),
+                Err(_) => self.missed_something = true,
+            },
+            Reported::Gemini { .. } => self.read_element(Some(json.as_bytes())),
+            Reported::Opaque => {}
         }
         Seen::AnythingElse
+    }
+
+    /// Reads what Gemini sends at once, an element or the data of an event; `None` stands for one too large to be read.
+    fn read_element(&mut self, element: Option<&[u8]>) {
+        match element.map(serde_json::from_slice) {
+            Some(Ok(Object(chunk))) => self.read_gemini(&chunk),
+            Some(Err(_)) | None => self.missed_something = true,
+        }
+    }
+
+    fn read_gemini(&mut self, chunk: &gemini::Chunk<'_>) {
+        self.error_seen |= chunk.error.is_some();
+        chunk.add_to(&mut self.progress);
+        let Some(raw) = chunk.usage_metadata else { return };
+        match parse_usage(raw, |Object(report): Object<gemini::UsageReport>| report.usage()) {
+            Some(usage) => {
+                let closed = self.progress.all_finished();
+                self.reported = Reported::Gemini { so_far: Some(usage), closed };
+            }
+            // The first chunks of some models report a prompt and nothing else.
+            None if !self.progress.all_finished() => {}
+            None => self.missed_something = true,
+        }
+    }
+
+    fn read_response(&mut self, event: &responses::Event<'_>) {
+        self.error_seen |= event.kind.0 == "error" || event.error.is_some();
+        self.progress.tally.add(event.text());
+        if let (Reported::Responses { id: id @ None, .. }, Some(response)) =
+            (&mut self.reported, &event.response)
+        {
+            *id = response.id().map(Box::from);
+        }
+        if !event.is_last() {
+            return;
+        }
+        self.end_marker_seen = true;
+        self.progress.finish_choice(0);
+        let raw = event.response.as_ref().and_then(|response| response.usage);
+        match raw.map(|raw| parse_usage(raw, |Object(report): Object<responses::UsageReport>| report.usage()))
+        {
+            Some(Some(last)) => {
+                if let Reported::Responses { usage, .. } = &mut self.reported {
+                    *usage = Some(last);
+                }
+            }
+            Some(None) => self.missed_something = true,
+            None => self.error_seen |= event.kind.0 == "response.failed",
+        }
     }
 
     fn read_openai(&mut self, chunk: &openai::Chunk<'_>) -> Seen {
@@ -383,7 +517,7 @@ impl fmt::Debug for StreamMeterOptions {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("StreamMeterOptions")
-            .field("dialect", &self.dialect)
+            .field("shape", &self.shape)
             .field("expected_choices", &self.expected_choices)
             .field("drop_usage_chunk", &self.drop_usage_chunk)
             .finish_non_exhaustive()

@@ -3,13 +3,15 @@
 //! Providers disagree on what their numbers include; here each token is counted in exactly one of the first four
 //! members, so that sums are right and prices can be applied to each.
 //!
-//! | member | OpenAI `usage` | Anthropic `usage` |
-//! |---|---|---|
-//! | `uncached_input` | `prompt_tokens` less the two below | `input_tokens` |
-//! | `cache_read` | `prompt_tokens_details.cached_tokens` | `cache_read_input_tokens` |
-//! | `cache_write` | `prompt_tokens_details.cache_write_tokens` | `cache_creation_input_tokens` |
-//! | `output` | `completion_tokens` | `output_tokens` |
-//! | `reasoning` | `completion_tokens_details.reasoning_tokens` | `output_tokens_details.thinking_tokens` |
+//! | member | OpenAI `usage` | Anthropic `usage` | Gemini `usageMetadata` |
+//! |---|---|---|---|
+//! | `uncached_input` | `prompt_tokens` less the two below | `input_tokens` | `promptTokenCount` less the one below, plus `toolUsePromptTokenCount` |
+//! | `cache_read` | `prompt_tokens_details.cached_tokens` | `cache_read_input_tokens` | `cachedContentTokenCount` |
+//! | `cache_write` | `prompt_tokens_details.cache_write_tokens` | `cache_creation_input_tokens` | – |
+//! | `output` | `completion_tokens` | `output_tokens` | `candidatesTokenCount` plus the one below |
+//! | `reasoning` | `completion_tokens_details.reasoning_tokens` | `output_tokens_details.thinking_tokens` | `thoughtsTokenCount` |
+//!
+//! The Responses API says `input_tokens` and `output_tokens` for the first column's, with `…_details` alike.
 //!
 //! Sources: <https://platform.openai.com/docs/api-reference/chat/object>,
 //! <https://platform.openai.com/docs/api-reference/embeddings/create>,
@@ -48,7 +50,7 @@ impl Usage {
     /// (<https://platform.openai.com/docs/guides/prompt-caching>).
     pub fn limit_input(&self, dialect: Dialect) -> u64 {
         match dialect {
-            Dialect::OpenAi => self.input_total(),
+            Dialect::OpenAi | Dialect::Gemini => self.input_total(),
             Dialect::Anthropic => self.uncached_input.saturating_add(self.cache_write),
         }
     }

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::limit::{Amount, Name, ReservationId};
+use crate::limit::{Amount, Name, ReservationId, UserDigest};
 
 /// How many decisions a node remembers, over all tenants.
 pub const REMEMBERED: usize = 16_384;
@@ -26,6 +26,10 @@ pub struct Record {
     pub key: Name,
     /// The key's project.
     pub project: Option<Name>,
+    /// The end user, where the policy limits users.
+    pub user: Option<UserDigest>,
+    /// The provider that serves it.
+    pub provider: Name,
     /// The route's path.
     pub route: &'static str,
     /// The model that was asked for.

@@ -1,89 +1,132 @@
-//! The limiters of the shards that this node owns: all of them, while it is its own cluster.
+//! The limiters of the shards that this node serves: all of them, while it is its own cluster.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
+use tollgate_cluster::id::{Epoch, SessionId, ShardId};
+use tollgate_cluster::shards::Shards;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::tenants::{Tenants, moment};
 use crate::limit::{
-    Books, Decision, Expired, Limiter, Moment, Name, Options, Request, ReservationId, Resolution, Resolved,
-    Rules, TenantView,
+    Books, Decision, Denial, Expired, Moment, Name, Request, ReservationId, Resolution, Resolved, Rules,
+    TenantView,
 };
 
-/// How many shards tenants are divided into.
-pub const SHARDS: u16 = 1024;
+pub use tollgate_cluster::id::SHARDS;
 
 /// The shard of a tenant: a function of its id alone, so that every node agrees.
 #[must_use]
-pub fn shard_of(tenant: &str) -> u16 {
-    // The remainder is below SHARDS.
-    (xxh3_64(tenant.as_bytes()) % u64::from(SHARDS)) as u16
+pub fn shard_of(tenant: &str) -> ShardId {
+    ShardId::of_hash(xxh3_64(tenant.as_bytes()))
 }
 
-/// A limiter per owned shard, each behind a lock of its own that is held for one command and never across an await.
+/// A limiter per served shard, each behind a lock of its own that is held for one command and never across an await.
 pub struct Owners {
-    shards: Box<[Mutex<Limiter>]>,
+    shards: Arc<Shards<Tenants>>,
 }
+
+/// Whom a node that is its own cluster asks: the arguments are not looked at.
+const ALONE: (Epoch, SessionId) = (Epoch(0), SessionId(0));
 
 impl Owners {
-    /// Limiters without state for every shard.
+    /// The limiters in `shards`.
     #[must_use]
-    pub fn new(options: Options, rules: &Arc<Rules>) -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::new(Limiter::new(options, rules.clone()))).collect() }
+    pub const fn new(shards: Arc<Shards<Tenants>>) -> Self {
+        Self { shards }
     }
 
-    /// Puts a later version of the rules in force, shard by shard.
+    /// The shards.
+    #[must_use]
+    pub const fn shards(&self) -> &Arc<Shards<Tenants>> {
+        &self.shards
+    }
+
+    /// Puts a later version of the rules in force, shard by shard: first for those that begin from now on, so that none is missed.
     pub fn apply(&self, rules: &Arc<Rules>) {
-        for mut limiter in self.shards.iter().filter_map(lock) {
-            limiter.apply(rules.clone());
-        }
+        self.shards.host().follow(rules);
+        self.shards.look_at_all(|_, limiter, _| limiter.apply(rules.clone()));
     }
 
-    /// See [`Limiter::reserve`]. None when the shard cannot answer.
-    pub fn reserve(&self, now: Moment, request: &Request<'_>) -> Option<Decision> {
-        Some(self.limiter(request.tenant)?.reserve(now, request))
+    /// See [`crate::limit::Limiter::reserve`], for a node that is its own cluster. None when the shard cannot answer.
+    pub(super) fn reserve_alone(&self, life: SessionId, request: &Request<'_>) -> Option<(Decision, Moment)> {
+        let (epoch, session) = ALONE;
+        let mut hand = self.shards.host().escrow().hand(life);
+        let decided =
+            self.shards.decide(shard_of(request.tenant), epoch, session, |limiter, now, complete| {
+                (limiter.reserve_paid(moment(now), request, complete, &mut hand), moment(now))
+            });
+        decided.ok()
     }
 
-    /// See [`Limiter::resolve`].
-    pub fn resolve(&self, now: Moment, tenant: &str, id: ReservationId, resolution: Resolution) -> Resolved {
-        self.limiter(tenant).map_or(Resolved::Unknown, |mut limiter| limiter.resolve(now, id, resolution))
+    /// See [`crate::limit::Limiter::attempt`], for a node that is its own cluster.
+    pub(super) fn attempt_alone(
+        &self,
+        life: SessionId,
+        tenant: &str,
+        id: ReservationId,
+        attempt: u32,
+    ) -> Result<(), Denial> {
+        let (epoch, session) = ALONE;
+        let mut hand = self.shards.host().escrow().hand(life);
+        let decided = self.shards.decide(shard_of(tenant), epoch, session, |limiter, now, _| {
+            limiter.attempt(moment(now), id, attempt, &mut hand)
+        });
+        decided.unwrap_or(Err(Denial::Unavailable))
     }
 
-    /// See [`Limiter::tenant`].
-    pub fn tenant(&self, now: Moment, tenant: &Name) -> Option<TenantView> {
-        self.limiter(tenant)?.tenant(now, tenant)
+    /// See [`crate::limit::Limiter::resolve`], for a node that is its own cluster.
+    pub(super) fn resolve_alone(
+        &self,
+        life: SessionId,
+        tenant: &str,
+        id: ReservationId,
+        how: Resolution,
+    ) -> Resolved {
+        let (epoch, session) = ALONE;
+        let mut hand = self.shards.host().escrow().hand(life);
+        let decided = self.shards.decide(shard_of(tenant), epoch, session, |limiter, now, _| {
+            limiter.resolve_paid(moment(now), id, how, &mut hand)
+        });
+        decided.unwrap_or(Resolved::Unknown)
     }
 
-    /// See [`Limiter::handle_timeout`], for every shard whose time has come.
-    pub fn handle_timeouts(&self, now: Moment) -> Vec<Expired> {
-        let mut expired = Vec::new();
-        for mut limiter in self.shards.iter().filter_map(lock) {
-            if limiter.poll_timeout().is_some_and(|at| at <= now) {
-                expired.extend(limiter.handle_timeout(now));
-            }
-        }
-        expired
+    /// See [`crate::limit::Limiter::tenant`]. None when it is not served here.
+    pub fn tenant(&self, tenant: &Name) -> Option<TenantView> {
+        self.shards.look(shard_of(tenant), |limiter, now| limiter.tenant(moment(now), tenant)).flatten()
+    }
+
+    /// See [`crate::limit::Limiter::handle_timeout`], for every shard whose time has come.
+    pub fn handle_timeouts(&self) -> Vec<Expired> {
+        let expired = self.shards.look_at_all(|_, limiter, now| {
+            let now = moment(now);
+            let due = limiter.poll_timeout().is_some_and(|at| at <= now);
+            if due { limiter.handle_timeout(now) } else { Vec::new() }
+        });
+        expired.into_iter().flatten().collect()
     }
 
     /// The books of all shards, as one.
     #[must_use]
     pub fn books(&self) -> Books {
-        let limiters = self.shards.iter().filter_map(lock);
-        limiters.fold(Books::default(), |books, limiter| books.plus(limiter.books()))
+        let books = self.shards.look_at_all(|_, limiter, _| limiter.books());
+        books.into_iter().fold(Books::default(), Books::plus)
     }
 
     /// What the limiters hold in memory.
     #[must_use]
     pub fn held(&self) -> Held {
-        let limiters = self.shards.iter().filter_map(lock);
-        limiters.fold(Held::default(), |held, limiter| Held {
-            open: held.open + limiter.open(),
-            reservations: held.reservations + limiter.reservations_held(),
-            tenants: held.tenants + limiter.tenants_held(),
+        let held = self.shards.look_at_all(|_, limiter, _| Held {
+            open: limiter.open(),
+            reservations: limiter.reservations_held(),
+            tenants: limiter.tenants_held(),
+            users: limiter.users_held(),
+        });
+        held.into_iter().fold(Held::default(), |all, one| Held {
+            open: all.open + one.open,
+            reservations: all.reservations + one.reservations,
+            tenants: all.tenants + one.tenants,
+            users: all.users + one.users,
         })
-    }
-
-    fn limiter(&self, tenant: &str) -> Option<MutexGuard<'_, Limiter>> {
-        lock(&self.shards[usize::from(shard_of(tenant))])
     }
 }
 
@@ -96,10 +139,6 @@ pub struct Held {
     pub reservations: usize,
     /// Tenants with state.
     pub tenants: usize,
-}
-
-/// None for a limiter that broke an invariant: what it would answer could overspend, so its shard answers nothing any more and its
-/// tenants are refused until the node restarts.
-fn lock(shard: &Mutex<Limiter>) -> Option<MutexGuard<'_, Limiter>> {
-    shard.lock().ok()
+    /// End users with buckets of their own.
+    pub users: usize,
 }

@@ -42,6 +42,8 @@ pub struct RouteCounters {
     pub abandoned: Counter,
     /// Used over held.
     pub error_ratio: Histogram,
+    /// Of what was held, the part that was used.
+    pub efficiency: Histogram,
 }
 
 impl Principal {
@@ -70,6 +72,7 @@ impl Principal {
                 closed: metrics.tokens_unsettled.with(how("closed")),
                 abandoned: metrics.tokens_unsettled.with(how("abandoned")),
                 error_ratio: metrics.estimate_error_ratio.with(vec![("route", endpoint.path().to_owned())]),
+                efficiency: metrics.reservation_efficiency.with(vec![("route", endpoint.path().to_owned())]),
             }
         })
     }

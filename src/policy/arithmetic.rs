@@ -100,6 +100,49 @@ pub fn of_pool(policy: &Policy, name: &str, pool: &Pool) -> PoolArithmetic {
     }
 }
 
+/// What another version of a policy sells otherwise, a sentence per pool and dimension.
+#[must_use]
+pub fn compared(now: &Policy, then: &Policy) -> Vec<String> {
+    let mut changes = Vec::new();
+    for (name, pool) in &then.pools {
+        let (before, after) = (of_pool(now, name, pool), of_pool(then, name, pool));
+        for (before, after) in before.lines.iter().zip(&after.lines) {
+            let (was, is) = (before.oversubscription_percent(), after.oversubscription_percent());
+            if was != is {
+                let dimension = after.dimension.limit_name();
+                changes.push(format!(
+                    "pool {name}: {dimension} is sold to {is} % of its ceiling, after {was} %"
+                ));
+            }
+        }
+    }
+    changes
+}
+
+/// Whether each limit of a tenant is one that some pool it can reach could serve.
+///
+/// # Errors
+/// The first limit that is above the ceilings of all of them, in words.
+pub fn is_served(policy: &Policy, tenant: &str) -> Result<(), String> {
+    let Some(tenant) = policy.tenant(tenant) else { return Ok(()) };
+    let limits = policy.effective_limits(tenant);
+    for dimension in Dimension::ALL {
+        let Some(wanted) = limit(dimension, &limits) else { continue };
+        let reached = policy.pools.iter().filter(|(name, _)| reaches(policy, tenant, name));
+        let ceilings: Option<Vec<u64>> = reached.map(|(_, pool)| ceiling(dimension, pool)).collect();
+        // A pool without a ceiling serves anything.
+        let most = ceilings.and_then(|ceilings| ceilings.into_iter().max());
+        if let Some(most) = most.filter(|most| wanted > *most) {
+            return Err(format!(
+                "{} of tenant {} would be {wanted}, and no pool that it can reach has a ceiling above {most}: override it with no more, or raise the pool's ceiling first",
+                dimension.limit_name(),
+                tenant.id
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Whether a tenant may name a model of this pool.
 fn reaches(policy: &Policy, tenant: &Tenant, pool: &str) -> bool {
     policy.models.values().any(|model| model.pool == pool && tenant.allows_model(&model.name))

@@ -7,28 +7,29 @@
 use std::collections::BTreeMap;
 
 use super::cursor::{Cursor, Fields};
+use super::identity;
 use super::scalar::{
-    MAX_LONG_NAME, MAX_NAME, amount, checked_name, class, duration, enforcement_mode, key_hash, long_name,
-    minute_of_day, money, name, network, on_disconnect, on_unavailable, route_path, secret_reference, share,
-    share_or_nothing, url, user_source, weight, zone,
+    MAX_LONG_NAME, MAX_NAME, amount, checked_name, class, duration, enforcement_mode, forbidden_fields,
+    key_hash, long_name, minute_of_day, money, name, network, on_disconnect, on_unavailable, route_path,
+    secret_reference, share, share_or_nothing, url, user_source, weight, zone,
 };
 use super::types::{
     Alerts, Anonymous, Budget, BudgetAmount, Ceiling, Dialect, Enforcement, EnforcementMode, Floor,
-    FloorMode, Key, KeyHash, LimitSettings, MAX_AMOUNT, Model, ModelPattern, ModelRule, OnExhausted,
-    OnUnavailable, OutputEstimate, Period, Policy, Pool, Price, PriceList, Project, Provider, Rate,
-    RefundCredit, Route, Tenant, Tier, Timeouts, Tokenizer, Tool, ToolCaller, UserSource, Users, Weekday,
-    Window,
+    FloorMode, Key, KeyHash, LimitSettings, LongContext, MAX_AMOUNT, Model, ModelPattern, ModelRule,
+    OnExhausted, OnUnavailable, OutputEstimate, Period, Policy, Pool, Price, PriceList, Project, Provider,
+    Rate, RefundCredit, Route, Tenant, Tier, Timeouts, Tokenizer, Tool, ToolCaller, UserSource, Users,
+    Weekday, Window,
 };
-use super::units::{self, Ratio};
+use super::units::{self, MicroDollars, Ratio};
 
 /// The placeholder of a key whose hash could not be read.
 pub(super) const NO_HASH: KeyHash = KeyHash([0; 32]);
 /// The one format this release reads.
 const VERSION: u64 = 1;
 /// The most elements of the lists that are compared pair by pair or walked per request.
-const MAX_ALTERNATIVES: usize = 16;
+pub(super) const MAX_ALTERNATIVES: usize = 16;
 const MAX_WINDOWS: usize = 128;
-const MAX_RULES: usize = 1_024;
+pub(super) const MAX_RULES: usize = 1_024;
 /// Output tokens reserved for a model that names neither a default nor a maximum: common models' own default, erring high.
 const DEFAULT_OUTPUT_TOKENS: u64 = 4_096;
 /// Bytes per token where nothing is known: English prose has about 4, code and other languages about 3; lower errs high.
@@ -62,6 +63,9 @@ pub(super) fn policy(document: Cursor<'_>) -> Option<Policy> {
         tiers: fields.required("tiers", |at| at.map(tier)).unwrap_or_default(),
         default_tier,
         tenants,
+        identity: fields
+            .optional("identity", |at| at.short_list(MAX_ALTERNATIVES, identity::issuer))
+            .unwrap_or_default(),
         anonymous: fields.optional("anonymous", anonymous),
         routes: fields.optional("routes", |at| at.list(route)).unwrap_or_default(),
         tools: fields.optional("tools", |at| at.map(tool)).unwrap_or_default(),
@@ -90,11 +94,16 @@ fn provider(own_name: &str, at: Cursor<'_>) -> Option<Provider> {
     checked_name(own_name, MAX_NAME, &at);
     let mut fields = at.fields()?;
     let dialect = fields.required("dialect", |at| {
-        at.choice(&[("openai", Dialect::OpenAi), ("anthropic", Dialect::Anthropic)])
+        at.choice(&[
+            ("openai", Dialect::OpenAi),
+            ("anthropic", Dialect::Anthropic),
+            ("gemini", Dialect::Gemini),
+        ])
     });
     let provider = Provider {
         dialect: dialect.unwrap_or(Dialect::OpenAi),
         base_url: fields.required("base_url", url).unwrap_or_default(),
+        azure_api_version: fields.optional("azure_api_version", |at| name(&at)),
         api_key: fields.optional("api_key", secret_reference),
         include_usage: fields.optional("include_usage", |at| at.truth()).unwrap_or(true),
         timeouts: fields.optional("timeouts", timeouts).unwrap_or_default(),
@@ -181,6 +190,13 @@ fn model(own_name: &str, at: Cursor<'_>) -> Option<Model> {
     let max_output_tokens = fields.optional("max_output_tokens", amount);
     let upstream_model =
         fields.optional("upstream_model", |at| long_name(&at)).unwrap_or_else(|| own_name.to_owned());
+    let context_tokens = fields.optional("context_tokens", |at| {
+        let context = amount(at.clone())?;
+        if max_output_tokens.is_some_and(|most| most > context) {
+            at.error("is less than `max_output_tokens`", "what a model writes lies in its context as well");
+        }
+        Some(context)
+    });
     let model = Model {
         name: own_name.to_owned(),
         provider: fields.required("provider", |at| name(&at)).unwrap_or_default(),
@@ -191,6 +207,8 @@ fn model(own_name: &str, at: Cursor<'_>) -> Option<Model> {
             .or(max_output_tokens)
             .unwrap_or(DEFAULT_OUTPUT_TOKENS),
         max_output_tokens,
+        context_tokens,
+        forbid_fields: fields.optional("forbid_fields", forbidden_fields).unwrap_or_default(),
         fallbacks: fields
             .optional("fallbacks", |at| at.short_list(MAX_ALTERNATIVES, |at| long_name(&at)))
             .unwrap_or_default(),
@@ -270,6 +288,7 @@ fn tier(own_name: &str, at: Cursor<'_>) -> Option<Tier> {
         floor: floor(&mut fields),
         weight: fields.optional("weight", weight),
         budgets: fields.optional("budget", budgets).unwrap_or_default(),
+        users: fields.optional("users", users),
         on_unavailable: fields.optional("on_unavailable", on_unavailable),
         on_disconnect: fields.optional("on_disconnect", on_disconnect),
     };
@@ -307,7 +326,10 @@ fn budget(at: Cursor<'_>) -> Option<Budget> {
     });
     let zone = fields.optional("zone", zone);
     let amount = budget_amount(&mut fields);
-    let soft_thresholds = fields.optional("soft_thresholds", thresholds).unwrap_or_default();
+    // Two warnings before the end; `soft_thresholds: []` asks for none.
+    let soft_thresholds = fields
+        .optional("soft_thresholds", thresholds)
+        .unwrap_or_else(|| [800_000, 950_000].map(Ratio::from_parts_per_million).to_vec());
     let on_exhausted = on_exhausted(&mut fields);
     fields.finish();
     Some(Budget {
@@ -425,9 +447,10 @@ fn model_rule(at: Cursor<'_>) -> Option<ModelRule> {
 fn users(at: Cursor<'_>) -> Option<Users> {
     let mut fields = at.fields()?;
     let from = fields.required("from", user_source).unwrap_or(UserSource::Body(Vec::new()));
+    let required = fields.optional("required", |at| at.truth()).unwrap_or(false);
     let limits = limits(&mut fields);
     fields.finish();
-    Some(Users { from, limits })
+    Some(Users { from, required, limits })
 }
 
 fn window(at: Cursor<'_>) -> Option<Window> {
@@ -466,8 +489,9 @@ fn project(at: Cursor<'_>) -> Option<Project> {
     let mut fields = at.fields()?;
     let id = fields.required("id", |at| name(&at)).unwrap_or_default();
     let limits = limits(&mut fields);
+    let budgets = fields.optional("budget", budgets).unwrap_or_default();
     fields.finish();
-    Some(Project { id, limits })
+    Some(Project { id, limits, budgets })
 }
 
 fn key(at: Cursor<'_>) -> Option<Key> {
@@ -475,6 +499,7 @@ fn key(at: Cursor<'_>) -> Option<Key> {
     let label = fields.required("label", |at| name(&at)).unwrap_or_default();
     let hash = fields.required("hash", key_hash);
     let limits = limits(&mut fields);
+    let budgets = fields.optional("budget", budgets).unwrap_or_default();
     let project = fields.optional("project", |at| name(&at));
     let class = fields.optional("class", class);
     let expires = fields.optional("expires", |at| {
@@ -484,7 +509,7 @@ fn key(at: Cursor<'_>) -> Option<Key> {
         )
     });
     fields.finish();
-    Some(Key { label, hash: hash.unwrap_or(NO_HASH), limits, project, class, expires })
+    Some(Key { label, hash: hash.unwrap_or(NO_HASH), limits, budgets, project, class, expires })
 }
 
 fn anonymous(at: Cursor<'_>) -> Option<Anonymous> {
@@ -508,7 +533,9 @@ fn route(at: Cursor<'_>) -> Option<Route> {
         provider: fields.optional("provider", |at| name(&at)),
         class: fields.optional("class", class),
         stateless: fields.optional("stateless", |at| at.truth()).unwrap_or(false),
-        cost_tokens: fields.optional("cost_tokens", amount),
+        stateful: fields.optional("stateful", |at| at.truth()).unwrap_or(false),
+        forbid_fields: fields.optional("forbid_fields", forbidden_fields).unwrap_or_default(),
+        cost_tokens: fields.optional("cost_tokens", |at| at.count(0..=MAX_AMOUNT)),
         output_estimate: fields.optional("estimate", estimate).unwrap_or_default(),
     };
     fields.finish();
@@ -579,18 +606,28 @@ fn price_list(at: Cursor<'_>) -> Option<PriceList> {
 
 fn price(at: Cursor<'_>) -> Option<Price> {
     let mut fields = at.fields()?;
+    let base = tariff(&mut fields);
+    let long_context = fields.optional("long_context", |at| {
+        let mut fields = at.fields()?;
+        let above_input_tokens = fields.required("above_input_tokens", amount);
+        let long = tariff(&mut fields);
+        fields.finish();
+        let [input, cache_read, cache_write, output] = long?;
+        Some(LongContext { above_input_tokens: above_input_tokens?, input, cache_read, cache_write, output })
+    });
+    fields.finish();
+    let [input, cache_read, cache_write, output] = base?;
+    Some(Price { input, cache_read, cache_write, output, long_context })
+}
+
+/// The prices of input, of cache reads and writes, which cost what input does unless it is said, and of output.
+fn tariff(fields: &mut Fields<'_>) -> Option<[MicroDollars; 4]> {
     let input = fields.required("input", |at| money(&at));
     let cache_read = fields.optional("cache_read", |at| money(&at));
     let cache_write = fields.optional("cache_write", |at| money(&at));
     let output = fields.required("output", |at| money(&at));
-    fields.finish();
     let input = input?;
-    Some(Price {
-        input,
-        cache_read: cache_read.unwrap_or(input),
-        cache_write: cache_write.unwrap_or(input),
-        output: output?,
-    })
+    Some([input, cache_read.unwrap_or(input), cache_write.unwrap_or(input), output?])
 }
 
 fn alerts(at: Cursor<'_>) -> Option<Alerts> {
@@ -598,6 +635,7 @@ fn alerts(at: Cursor<'_>) -> Option<Alerts> {
     let alerts = Alerts {
         webhook: fields.required("webhook", url).unwrap_or_default(),
         secret: fields.optional("secret", secret_reference),
+        allow_private: fields.optional("allow_private", |at| at.truth()).unwrap_or(false),
     };
     fields.finish();
     Some(alerts)

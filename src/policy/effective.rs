@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use super::types::{
     Budget, Enforcement, EnforcementMode, Floor, LimitSettings, Limits, Model, ModelPattern, ModelRule,
-    OnDisconnect, OnUnavailable, Policy, Rate, Route, Tenant, Tier,
+    OnDisconnect, OnUnavailable, Policy, Rate, Route, Tenant, Tier, Users,
 };
 
 impl Policy {
@@ -15,6 +15,28 @@ impl Policy {
     #[must_use]
     pub fn resolve_model(&self, name: &str) -> Option<&Model> {
         self.models.get(name).or_else(|| self.models.get(self.aliases.get(name)?))
+    }
+
+    /// The model of a name in any of the forms in which SDKs and people write it: with `models/` before it, in another case,
+    /// or as a dated snapshot (`gpt-5-2025-08-07`, `claude-haiku-4-5@20251001`, `gpt-4-0613`), whose limits are those of its
+    /// model. With it, what follows the model's name in a snapshot; empty otherwise.
+    #[must_use]
+    pub fn resolve_model_loosely<'n>(&self, name: &'n str) -> Option<(&Model, &'n str)> {
+        let bare = name.strip_prefix("models/").unwrap_or(name);
+        if let Some(model) = self.resolve_model(bare).or_else(|| self.resolve_model_in_any_case(bare)) {
+            return Some((model, ""));
+        }
+        let base = &bare[..bare.len() - snapshot_suffix(bare)?.len()];
+        let model = self.resolve_model(base).or_else(|| self.resolve_model_in_any_case(base))?;
+        Some((model, &bare[base.len()..]))
+    }
+
+    /// Two models whose names differ in case alone stay apart: neither is found by a third spelling.
+    fn resolve_model_in_any_case(&self, name: &str) -> Option<&Model> {
+        let own = self.models.keys().map(|known| (known, known));
+        let mut same = own.chain(&self.aliases).filter(|(known, _)| known.eq_ignore_ascii_case(name));
+        let (_, model) = same.next()?;
+        same.all(|(_, other)| other == model).then(|| self.models.get(model)).flatten()
     }
 
     /// Whether `X-Forwarded-For` from this address is believed.
@@ -59,6 +81,12 @@ impl Policy {
         }
     }
 
+    /// The limits of each end user of a tenant: its own entry when it has one, else its tier's.
+    #[must_use]
+    pub fn users_of<'a>(&'a self, tenant: &'a Tenant) -> Option<&'a Users> {
+        tenant.users.as_ref().or_else(|| self.tier_of(tenant)?.users.as_ref())
+    }
+
     /// A tenant's protected rate in tokens per minute, rounded down; 0 without a floor, and at most its limit.
     #[must_use]
     pub fn floor_of(&self, tenant: &Tenant) -> u64 {
@@ -101,6 +129,22 @@ impl Policy {
     fn tier_of(&self, tenant: &Tenant) -> Option<&Tier> {
         self.tiers.get(&tenant.tier)
     }
+}
+
+/// The date at the end of a snapshot's name, or its number: `-2025-08-07`, `-20251001`, `@20251001`, `-0613`, `-001`.
+fn snapshot_suffix(name: &str) -> Option<&str> {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let dashed = name.len().checked_sub(11).and_then(|at| name.get(at..)).filter(|suffix| {
+        let parts: Vec<&str> = suffix.split('-').collect();
+        matches!(parts.as_slice(), ["", year, month, day]
+            if [year, month, day].iter().all(|part| digits(part)) && (year.len(), month.len(), day.len()) == (4, 2, 2))
+    });
+    let plain = || {
+        let at = name.rfind(['-', '@'])?;
+        let suffix = name.get(at..)?;
+        (digits(&suffix[1..]) && matches!(suffix.len(), 4 | 5 | 9)).then_some(suffix)
+    };
+    dashed.or_else(plain).filter(|suffix| suffix.len() < name.len())
 }
 
 impl Tenant {

@@ -5,7 +5,7 @@
 //!
 //! In reading order: `types` (what comes out), `effective` (what it means for one tenant), `tree` (YAML → positions), `cursor`
 //! (reading a tree), `document` (the mappings), `scalar` (single values), `validate` (how they fit together), `arithmetic` (what
-//! the sums come to), [`summary`] (what people read).
+//! the sums come to), [`summary`] and [`diff`] (what people read).
 //!
 //! Laws
 //! - **Whole or not at all.** A document with one error yields no policy; what is running stays.
@@ -13,12 +13,14 @@
 //! - **Integers.** Ratios are millionths, money is micro-dollars, and decimals are read as text: no float is involved.
 //! - **Bounded.** 8 MiB, 32 levels, no aliases, names of limited length, numbers up to [`MAX_AMOUNT`].
 //!
-//! Never here: reading files, watching them, comparing a policy with what is running, enforcing anything.
+//! Never here: reading files, watching them, enforcing anything.
 
-mod arithmetic;
+pub mod arithmetic;
 mod cursor;
+pub mod diff;
 mod document;
 mod effective;
+mod identity;
 mod pending;
 mod problem;
 mod salvage;
@@ -36,6 +38,7 @@ mod tests;
 pub use pending::not_yet_enforced;
 pub use problem::{Problem, Problems};
 pub use salvage::salvage;
+pub use scalar::is_name;
 pub use secret::{Secret, SecretProblem, SecretReference};
 pub use tree::MAX_BYTES;
 pub use types::*;

@@ -7,29 +7,27 @@ use super::Policy;
 #[must_use]
 pub fn not_yet_enforced(policy: &Policy) -> Vec<&'static str> {
     let tenants = &policy.tenants;
-    let budgets = tenants.iter().any(|tenant| !policy.budgets_of(tenant).is_empty());
+    let weighs = |weight: Option<u64>| weight.is_some_and(|weight| weight > 1);
+    let weighted = tenants.iter().any(|tenant| weighs(tenant.weight))
+        || policy.tiers.values().any(|tier| weighs(tier.weight));
     let asked = [
-        (budgets, "budget: no period is capped; only rates are"),
-        (!policy.pools.is_empty(), "pools: the sum over all tenants is not held below a pool's guard rate"),
         (
-            tenants.iter().any(|tenant| tenant.users.is_some()),
-            "users: a tenant's users share its limits without limits of their own",
+            tenants.iter().any(|tenant| policy.floor_of(tenant) > 0),
+            "floor: no tenant's rate is protected while a pool is scarce",
+        ),
+        (
+            weighted,
+            "weight: what is scarce is divided among nodes by what they want, not among tenants by weight",
         ),
         (
             tenants.iter().any(|tenant| !tenant.windows.is_empty()),
             "windows: limits do not change with the time of day",
         ),
-        (policy.anonymous.is_some(), "anonymous: a request without a key is refused"),
         (
             policy.models.values().any(|model| !model.fallbacks.is_empty()),
             "fallbacks: a request stays with its model's provider",
         ),
         (!policy.tools.is_empty(), "tools: calls to tools are not limited"),
-        (policy.alerts.is_some(), "alerts: no webhook is called"),
-        (
-            policy.routes.iter().any(|route| route.cost_tokens.is_some()),
-            "routes with cost_tokens: only the built-in routes are served",
-        ),
     ];
     asked.into_iter().filter_map(|(asked, what)| asked.then_some(what)).collect()
 }
@@ -39,13 +37,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_that_nobody_keeps_is_said() {
+    fn a_limit_that_nobody_keeps_is_said() {
         let text = "version: 1\nproviders: { p: { dialect: openai, base_url: 'http://127.0.0.1:1' } }\npools: {}\nmodels: {}\n\
+                    tools: { search: { rate: { calls_per_minute: 10 }, callers: [ { id: acme, weight: 1 } ] } }\n\
                     tiers: { t: { tokens_per_minute: 10, budget: { period: monthly, tokens: 100 } } }\n\
                     tenants: [ { id: acme, tier: t } ]\n";
         let policy = crate::policy::parse(text, "t").unwrap();
         let said = not_yet_enforced(&policy);
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].starts_with("budget:"));
+        assert!(said[0].starts_with("tools:"), "a budget is kept");
     }
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::cursor::{Cursor, excerpt};
 use super::secret::SecretReference;
-use super::types::{Class, EnforcementMode, KeyHash, MAX_AMOUNT, OnDisconnect, OnUnavailable, UserSource};
+use super::types::{
+    Class, EnforcementMode, FieldPath, KeyHash, MAX_AMOUNT, OnDisconnect, OnUnavailable, UserSource,
+};
 use super::units::{self, IpNetwork, MicroDollars, Ratio};
 
 /// The longest name of a tenant, tier, key, project, pool, provider or tool. They become metric labels and log fields.
@@ -188,6 +190,28 @@ pub(super) fn key_hash(at: Cursor<'_>) -> Option<KeyHash> {
     hash
 }
 
+/// A list of members that no request may have, each once.
+pub(super) fn forbidden_fields(at: Cursor<'_>) -> Option<Vec<FieldPath>> {
+    // Each is looked for in each request.
+    const MOST: usize = 64;
+    let mut seen: Vec<FieldPath> = Vec::new();
+    at.short_list(MOST, |at| {
+        let text = at.text()?;
+        let Some(field) = FieldPath::parse(text) else {
+            at.error(
+                format!("`{}` is not a member of a request", excerpt(text)),
+                "write it as requests have it, such as logit_bias or generationConfig.responseLogprobs",
+            );
+            return None;
+        };
+        if seen.iter().any(|earlier| earlier.is_same(&field)) {
+            at.error(format!("`{field}` is here twice"), "case and underscores make no difference");
+        }
+        seen.push(field.clone());
+        Some(field)
+    })
+}
+
 pub(super) fn name(at: &Cursor<'_>) -> Option<String> {
     let text = at.text()?;
     checked_name(text, MAX_NAME, at);
@@ -200,14 +224,23 @@ pub(super) fn long_name(at: &Cursor<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Names go into metric labels, log fields and headers: letters, digits and `. _ - : / @`, beginning with a letter or digit.
-pub(super) fn checked_name(text: &str, longest: usize, at: &Cursor<'_>) {
+/// Whether a text may be the name of a tenant, tier, key, project, pool, provider or tool.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    well_formed(text, MAX_NAME)
+}
+
+fn well_formed(text: &str, longest: usize) -> bool {
     let allowed =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':' | b'/' | b'@');
-    let well_formed = (1..=longest).contains(&text.len())
+    (1..=longest).contains(&text.len())
         && text.bytes().all(allowed)
-        && text.starts_with(|first: char| first.is_ascii_alphanumeric());
-    if !well_formed {
+        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+}
+
+/// Names go into metric labels, log fields and headers: letters, digits and `. _ - : / @`, beginning with a letter or digit.
+pub(super) fn checked_name(text: &str, longest: usize, at: &Cursor<'_>) {
+    if !well_formed(text, longest) {
         at.error(
             format!("`{}` is not a name", excerpt(text)),
             format!("use 1 to {longest} letters, digits and . _ - : / @, beginning with a letter or digit"),

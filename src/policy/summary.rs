@@ -7,7 +7,9 @@ use serde::Serialize;
 
 use super::arithmetic::{self, PoolArithmetic};
 use super::problem::Problem;
-use super::types::{Enforcement, FloorMode, LimitSettings, Limits, ModelPattern, Policy, Pool, Rate, Tenant};
+use super::types::{
+    Enforcement, FieldPath, FloorMode, LimitSettings, Limits, ModelPattern, Policy, Pool, Rate, Tenant,
+};
 
 /// What a policy allows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -18,6 +20,8 @@ pub struct Summary {
     pub pools: Vec<PoolSummary>,
     /// Tenants that differ from their tier, in document order.
     pub exceptions: Vec<TenantException>,
+    /// Models and routes that refuse requests for what is in them, models first.
+    pub requests: Vec<RequestRule>,
     /// Tenants in all.
     pub tenants: u64,
     /// Keys in all.
@@ -99,6 +103,17 @@ pub struct TenantException {
     pub differences: Vec<String>,
 }
 
+/// What a model or a route refuses in a request, whoever asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RequestRule {
+    /// The model's name, or the route's path.
+    pub of: String,
+    /// The most tokens that a request may have read.
+    pub context_tokens: Option<u64>,
+    /// Members that it may not have.
+    pub forbid_fields: Vec<String>,
+}
+
 /// Sums a policy up.
 #[must_use]
 pub fn of(policy: &Policy) -> Summary {
@@ -107,11 +122,28 @@ pub fn of(policy: &Policy) -> Summary {
         tiers: policy.tiers.iter().map(|(name, tier)| tier_summary(policy, name, &tier.limits)).collect(),
         pools: policy.pools.iter().map(|(name, pool)| pool_summary(policy, name, pool)).collect(),
         exceptions: policy.tenants.iter().filter_map(|tenant| exception(policy, tenant)).collect(),
+        requests: request_rules(policy),
         tenants: count(policy.tenants.len()),
         keys: count(policy.tenants.iter().map(|tenant| tenant.keys.len()).sum()),
         warnings: policy.warnings.clone(),
         not_yet_enforced: super::not_yet_enforced(policy),
     }
+}
+
+fn request_rules(policy: &Policy) -> Vec<RequestRule> {
+    let models =
+        policy.models.values().map(|model| (&model.name, model.context_tokens, &model.forbid_fields));
+    let routes = policy.routes.iter().map(|route| (&route.path, None, &route.forbid_fields));
+    let rule = |(of, context_tokens, forbid_fields): (&String, _, &Vec<FieldPath>)| RequestRule {
+        of: of.clone(),
+        context_tokens,
+        forbid_fields: forbid_fields.iter().map(ToString::to_string).collect(),
+    };
+    models
+        .chain(routes)
+        .map(rule)
+        .filter(|rule| rule.context_tokens.is_some() || !rule.forbid_fields.is_empty())
+        .collect()
 }
 
 fn tier_summary(policy: &Policy, name: &str, settings: &LimitSettings) -> TierSummary {

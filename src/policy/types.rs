@@ -3,15 +3,19 @@
 //! Everything here has passed [`super::parse`]: names that refer to something do refer to it, rates and capacities are between
 //! 1 and [`MAX_AMOUNT`], and no source position is kept. Rates are per minute; money is in millionths of a US dollar.
 
+mod money;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-pub use crate::route::Dialect;
+pub use crate::route::{Dialect, FieldPath};
 
+pub use self::money::{Budget, BudgetAmount, LongContext, OnExhausted, Period, Price, PriceList};
+pub use super::identity::{Issuer, IssuerKeys, SignatureAlgorithm};
 use super::problem::Problem;
 use super::secret::SecretReference;
-use super::units::{IpNetwork, MicroDollars, Ratio};
+use super::units::{IpNetwork, Ratio};
 
 /// The largest number a limit may have, in tokens, requests or calls: products of two of them fit 128 bits with room to spare.
 pub const MAX_AMOUNT: u64 = 1_000_000_000_000_000;
@@ -35,6 +39,8 @@ pub struct Policy {
     pub default_tier: Option<String>,
     /// The tenants, in document order.
     pub tenants: Vec<Tenant>,
+    /// Who else may say which tenant a caller is, by signed tokens.
+    pub identity: Vec<Issuer>,
     /// Callers without a credential; refused when absent.
     pub anonymous: Option<Anonymous>,
     /// Routes with settings of their own, in document order; see [`Policy::route_of`].
@@ -57,6 +63,34 @@ pub struct Policy {
     pub warnings: Vec<Problem>,
 }
 
+impl Policy {
+    /// A document that names nothing and nobody.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self {
+            version: 1,
+            providers: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            models: BTreeMap::new(),
+            aliases: BTreeMap::new(),
+            tiers: BTreeMap::new(),
+            default_tier: None,
+            tenants: Vec::new(),
+            identity: Vec::new(),
+            anonymous: None,
+            routes: Vec::new(),
+            tools: BTreeMap::new(),
+            price_book: Vec::new(),
+            alerts: None,
+            enforcement: EnforcementMode::Enforce,
+            on_unavailable: OnUnavailable::Refuse,
+            on_disconnect: None,
+            trusted_proxies: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
 /// Who serves models, and how to reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provider {
@@ -64,6 +98,9 @@ pub struct Provider {
     pub dialect: Dialect,
     /// `http://` or `https://`, host, optional port and path prefix; no trailing slash.
     pub base_url: String,
+    /// The version of Azure's API (`api-version`) where it is served by Azure: deployments in paths, `api-key`. Only with the OpenAI
+    /// dialect.
+    pub azure_api_version: Option<String>,
     /// Where its key is kept; absent for a provider that asks for none.
     pub api_key: Option<SecretReference>,
     /// Whether to ask for usage in streams (`stream_options.include_usage`); some providers refuse the option.
@@ -183,6 +220,10 @@ pub struct Model {
     pub default_output_tokens: u64,
     /// The largest output ceiling a request may name.
     pub max_output_tokens: Option<u64>,
+    /// The most tokens that a request may have it read; not checked when absent.
+    pub context_tokens: Option<u64>,
+    /// Members that a request for it may not have.
+    pub forbid_fields: Vec<FieldPath>,
     /// Models of the same dialect to try when this one cannot serve, in order.
     pub fallbacks: Vec<String>,
     /// Whether any pool may serve it because nothing is kept between requests.
@@ -263,6 +304,8 @@ pub struct Tier {
     pub weight: Option<u64>,
     /// Caps per calendar period.
     pub budgets: Vec<Budget>,
+    /// Limits per end user of each of its tenants.
+    pub users: Option<Users>,
     /// What happens when nobody can decide.
     pub on_unavailable: Option<OnUnavailable>,
     /// What a caller's disconnect costs.
@@ -276,59 +319,6 @@ pub enum Floor {
     Share(Ratio),
     /// A number of tokens per minute.
     TokensPerMinute(u64),
-}
-
-/// A cap on a calendar period.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Budget {
-    /// How long a period is.
-    pub period: Period,
-    /// The IANA time zone whose calendar bounds the periods.
-    pub zone: String,
-    /// What a period may use.
-    pub amount: BudgetAmount,
-    /// Parts of the amount at which someone is told, ascending.
-    pub soft_thresholds: Vec<Ratio>,
-    /// What happens at the end of it.
-    pub on_exhausted: OnExhausted,
-}
-
-/// The length of a budget's period.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Period {
-    /// An hour.
-    Hourly,
-    /// A calendar day.
-    Daily,
-    /// A week from Monday.
-    Weekly,
-    /// A calendar month.
-    Monthly,
-}
-
-/// What a budget counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BudgetAmount {
-    /// Tokens.
-    Tokens(u64),
-    /// Money, at the price book's prices.
-    Usd(MicroDollars),
-}
-
-/// What happens to requests when a budget is used up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OnExhausted {
-    /// They are refused until the next period.
-    Refuse,
-    /// They are served by a cheaper model of the same dialect.
-    Degrade {
-        /// The cheaper model.
-        to: String,
-        /// How far beyond the budget the cheaper model may go, as a part of it.
-        limit: Option<Ratio>,
-    },
-    /// They become batch class and wait.
-    Queue,
 }
 
 /// A customer: billed, and owner of keys.
@@ -348,7 +338,7 @@ pub struct Tenant {
     pub budgets: Vec<Budget>,
     /// Limits per model; at most one holds, see [`Tenant::model_rule`].
     pub models: Vec<ModelRule>,
-    /// Limits per end user.
+    /// Limits per end user, in place of the tier's. See [`Policy::users_of`].
     pub users: Option<Users>,
     /// Times of the week with other limits, in document order; the first that holds wins.
     pub windows: Vec<Window>,
@@ -395,6 +385,8 @@ pub struct ModelRule {
 pub struct Users {
     /// Where a request names its user.
     pub from: UserSource,
+    /// Whether a request that names none is refused; otherwise it has the tenant's limits alone.
+    pub required: bool,
     /// The limits of each user.
     pub limits: LimitSettings,
 }
@@ -456,6 +448,8 @@ pub struct Project {
     pub id: String,
     /// Its limits, within the tenant's.
     pub limits: LimitSettings,
+    /// Caps per calendar period, within the tenant's.
+    pub budgets: Vec<Budget>,
 }
 
 /// A credential of a tenant.
@@ -467,6 +461,8 @@ pub struct Key {
     pub hash: KeyHash,
     /// Its limits: they subdivide the tenant's, never add to them.
     pub limits: LimitSettings,
+    /// Caps per calendar period, within the tenant's.
+    pub budgets: Vec<Budget>,
     /// The project its requests belong to.
     pub project: Option<String>,
     /// The class of its requests.
@@ -560,6 +556,9 @@ pub enum OnDisconnect {
     Estimate,
 }
 
+/// The tenant under which callers without a credential are counted.
+pub const ANONYMOUS: &str = "anonymous";
+
 /// Limits for callers without a credential: one category, shared by all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Anonymous {
@@ -584,6 +583,10 @@ pub struct Route {
     pub class: Option<Class>,
     /// Whether any pool may serve it because nothing is kept between requests.
     pub stateless: bool,
+    /// Whether requests may leave something with the provider and take it up again: stored and background responses.
+    pub stateful: bool,
+    /// Members that its requests may not have.
+    pub forbid_fields: Vec<FieldPath>,
     /// A fixed price in tokens, for routes whose bodies are not read.
     pub cost_tokens: Option<u64>,
     /// How much output is reserved.
@@ -625,28 +628,6 @@ pub struct ToolCaller {
     pub floor: u64,
 }
 
-/// Prices from a day on, until the next list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PriceList {
-    /// The first day, in UTC.
-    pub effective: jiff::civil::Date,
-    /// Prices by model name.
-    pub models: BTreeMap<String, Price>,
-}
-
-/// A model's price per million tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Price {
-    /// Input that was not cached.
-    pub input: MicroDollars,
-    /// Input read from the provider's cache; the input price unless given.
-    pub cache_read: MicroDollars,
-    /// Input written to the provider's cache; the input price unless given.
-    pub cache_write: MicroDollars,
-    /// Output, reasoning included.
-    pub output: MicroDollars,
-}
-
 /// Where alerts go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alerts {
@@ -654,4 +635,6 @@ pub struct Alerts {
     pub webhook: String,
     /// The secret they are signed with.
     pub secret: Option<SecretReference>,
+    /// Whether the URL may lead into the node's own network.
+    pub allow_private: bool,
 }

@@ -5,12 +5,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use crate::route::{Endpoint, Kept};
+
 use super::arithmetic::{self, FLOORS_LINE};
 use super::document::NO_HASH;
+use super::identity;
 use super::problem::{Path, Report, suggestion};
 use super::types::{
-    Anonymous, Budget, BudgetAmount, Dialect, EnforcementMode, FloorMode, KeyHash, LimitSettings, Limits,
-    Model, ModelPattern, OnExhausted, Policy, Pool, Rate, Tenant, Timeouts, Window,
+    ANONYMOUS, Anonymous, Budget, BudgetAmount, Dialect, EnforcementMode, FloorMode, KeyHash, LimitSettings,
+    Limits, Model, ModelPattern, OnExhausted, Policy, Pool, Rate, Route, Tenant, Timeouts, Window,
 };
 
 /// Checks how a policy's parts fit together.
@@ -23,6 +26,7 @@ pub(super) fn check(policy: &Policy, report: &Report<'_>) {
     check.tiers(&root);
     check.tenants(&root.field("tenants"));
     check.anonymous(&root.field("anonymous"));
+    identity::check(policy, report, &root.field("identity"));
     check.routes(&root.field("routes"));
     check.tools(&root.field("tools"));
     check.price_book(&root.field("price_book"));
@@ -49,6 +53,15 @@ impl Check<'_> {
                     &at.field("base_url"),
                     "prompts and the provider's key travel unencrypted",
                     "write https://, unless the network between is yours",
+                );
+            }
+            if provider.azure_api_version.is_some() && provider.dialect != Dialect::OpenAi {
+                let message =
+                    format!("Azure's API is OpenAI's, and this provider speaks {}", provider.dialect);
+                self.report.error(
+                    &at.field("azure_api_version"),
+                    message,
+                    "remove it, or say `dialect: openai`",
                 );
             }
             if provider.timeouts.total > Timeouts::LONGEST {
@@ -172,6 +185,9 @@ impl Check<'_> {
             let at = root.field("tiers").field(name);
             self.bursts_have_rates(&at, &tier.limits);
             self.budgets(&at.field("budget"), &tier.budgets, |_| true);
+            if let Some(users) = &tier.users {
+                self.subdivides(&at.field("users"), &users.limits, &tier.limits.resolve());
+            }
         }
     }
 
@@ -252,6 +268,7 @@ impl Check<'_> {
                 self.report.error(&at.field("id"), message, "ids are unique within a tenant; rename one");
             }
             self.subdivides(&at, &project.limits, whole);
+            self.budgets(&at.field("budget"), &project.budgets, |model| tenant.allows_model(model));
         }
     }
 
@@ -277,6 +294,7 @@ impl Check<'_> {
                     "a key leads to one tenant; make another with `tollgate keys new`",
                 );
             }
+            self.budgets(&at.field("budget"), &key.budgets, |model| tenant.allows_model(model));
             if let Some(project) = &key.project
                 && !tenant.projects.iter().any(|known| known.id == *project)
             {
@@ -320,6 +338,16 @@ impl Check<'_> {
                 "callers without a credential have no token limit or no budget",
                 "set `tokens_per_minute` and `budget`: what you are willing to lose",
             );
+        }
+        if self.policy.tenants.iter().any(|tenant| tenant.id == ANONYMOUS) {
+            let message = "a tenant has the name by which callers without a credential are counted";
+            self.report.error(at, message, format!("give the tenant `{ANONYMOUS}` another id"));
+        }
+        if per_ip.max_inflight.is_some()
+            || per_ip.input_tokens_per_minute.or(per_ip.output_tokens_per_minute).is_some()
+        {
+            let message = "only `tokens_per_minute` and `requests_per_minute` hold per address";
+            self.report.error(&at.field("per_ip"), message, "remove the others");
         }
         self.bursts_have_rates(at, limits);
         self.subdivides_quietly(&at.field("per_ip"), per_ip, &limits.resolve());
@@ -417,6 +445,35 @@ impl Check<'_> {
             if let Some(provider) = &route.provider {
                 self.refers(&at.field("provider"), "provider", provider, &self.policy.providers);
             }
+            self.route(&at, route);
+        }
+    }
+
+    fn route(&self, at: &Path, route: &Route) {
+        let built_in = Endpoint::ALL.into_iter().any(|endpoint| endpoint.path() == route.path);
+        let stateful_path = Kept::of_route(&route.path).is_some();
+        if route.stateful && route.stateless {
+            let message = "is `stateful` and `stateless` at once";
+            self.report.error(&at.field("stateful"), message, "remove one of the two");
+        }
+        if route.stateful && route.path != Endpoint::Responses.path() {
+            let message = format!("`{}` keeps nothing, or is stateful by being named", route.path);
+            self.report.error(&at.field("stateful"), message, "only /v1/responses can be made stateful");
+        }
+        if built_in && route.cost_tokens.is_some() {
+            let message = "has no effect: the body of this route is read and counted";
+            self.report.error(&at.field("cost_tokens"), message, "remove it");
+        }
+        if built_in || route.path.is_empty() {
+            return;
+        }
+        if route.provider.is_none() {
+            let message =
+                format!("`{}` is not a route of Tollgate's own, and goes to no provider", route.path);
+            self.report.error(&at.field("path"), message, "name the `provider` that serves it");
+        } else if !stateful_path && route.cost_tokens.is_none() {
+            let message = "costs no tokens: only requests and requests in flight are limited";
+            self.report.warn(at, message, "say what one request costs with `cost_tokens`, or 0");
         }
     }
 
@@ -629,7 +686,7 @@ impl Check<'_> {
     }
 }
 
-fn is_loopback(base_url: &str) -> bool {
+pub(super) fn is_loopback(base_url: &str) -> bool {
     let host =
         base_url.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
     host == "localhost"

@@ -1,13 +1,12 @@
 //! Bytes on their way to a caller.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::answer::MeteredStream;
+use super::answer::{Cut, MeteredStream};
 
 /// The body of an answer: all of it at once, or a provider's stream as it comes.
 pub enum AnswerBody {
@@ -27,17 +26,17 @@ impl AnswerBody {
 
 impl Body for AnswerBody {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Cut;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         match self.get_mut() {
             Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Self::Stream(stream) => {
-                stream.poll_next(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
+                stream.poll_next(context).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data)))
             }
         }
     }

@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::limit::{Dimension, LevelView, Levels, Span};
+use crate::node::escrow::BudgetStanding;
 use crate::route::Dialect;
 
 /// The headers of one dimension in a dialect.
@@ -70,6 +71,8 @@ pub fn add(headers: &mut HeaderMap, dialect: Dialect, levels: &Levels, now: Time
     match dialect {
         Dialect::OpenAi => dialects_own(headers, OPENAI, levels, clock_like),
         Dialect::Anthropic => dialects_own(headers, ANTHROPIC, levels, |until_full| instant(now, until_full)),
+        // It has none of its own.
+        Dialect::Gemini => {}
     }
     ietf(headers, levels);
 }
@@ -140,6 +143,17 @@ fn clock_like(span: Span) -> String {
 fn text(headers: &mut HeaderMap, name: HeaderName, value: String) {
     if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(value)) {
         headers.insert(name, value);
+    }
+}
+
+/// Adds where the caller's tightest budget stands, in its unit; reset as an instant, since that may be a month away.
+pub(super) fn add_budget(headers: &mut HeaderMap, budget: Option<BudgetStanding>) {
+    let Some(budget) = budget else { return };
+    headers.insert("x-tollgate-budget-limit", HeaderValue::from(budget.limit));
+    headers.insert("x-tollgate-budget-remaining", HeaderValue::from(budget.remaining));
+    let resets = Timestamp::from_second(budget.resets).map(|at| at.to_string()).unwrap_or_default();
+    if let Ok(resets) = HeaderValue::try_from(resets) {
+        headers.insert("x-tollgate-budget-reset", resets);
     }
 }
 

@@ -13,8 +13,7 @@ use crate::route::Dialect;
 
 /// `GET /v1/models`: those that the caller's tenant may use, by name and alias, in its dialect.
 pub(super) fn models(snapshot: &Snapshot, principal: &Principal, dialect: Dialect) -> Response<AnswerBody> {
-    let tenant = snapshot.tenant_of(principal);
-    let allowed = |model: &str| tenant.is_none_or(|tenant| tenant.allows_model(model));
+    let allowed = |model: &str| snapshot.may_use(principal, model);
     let mut names: Vec<(&str, &str)> = Vec::new();
     for model in snapshot.policy.models.values() {
         let Some(upstream) = snapshot.upstreams.get(&model.provider) else { continue };
@@ -30,6 +29,15 @@ pub(super) fn models(snapshot: &Snapshot, principal: &Principal, dialect: Dialec
                 .iter()
                 .map(|(id, owner)| json!({ "id": id, "object": "model", "created": 0, "owned_by": owner }));
             json!({ "object": "list", "data": data.collect::<Vec<_>>() })
+        }
+        Dialect::Gemini => {
+            let models = names.iter().map(|(id, _)| {
+                json!({
+                    "name": format!("models/{id}"), "displayName": id,
+                    "supportedGenerationMethods": ["generateContent", "countTokens"],
+                })
+            });
+            json!({ "models": models.collect::<Vec<_>>() })
         }
         Dialect::Anthropic => {
             let data = names.iter().map(|(id, _)| {
@@ -47,8 +55,8 @@ pub(super) fn models(snapshot: &Snapshot, principal: &Principal, dialect: Dialec
 }
 
 /// `GET /tollgate/v1/me`: the caller's tenant and what its limits hold now.
-pub(super) fn me(node: &Node, snapshot: &Snapshot, principal: &Principal) -> Response<AnswerBody> {
-    let view = node.owners().tenant(crate::clock::now(), &principal.tenant).unwrap_or_default();
+pub(super) async fn me(node: &Node, snapshot: &Snapshot, principal: &Principal) -> Response<AnswerBody> {
+    let view = node.look(&principal.tenant).await.1.unwrap_or_default();
     answer(&json!({
         "tenant": &*principal.tenant,
         "key": &*principal.key,
@@ -85,6 +93,8 @@ fn is_on_path(scope: &Scope, principal: &Principal) -> bool {
         Scope::Key(label) => *label == principal.key,
         Scope::Project(id) => principal.project.as_ref() == Some(id),
         Scope::Tenant | Scope::Model(_) => true,
+        // Which user's, the question does not say.
+        Scope::User => false,
     }
 }
 

@@ -8,9 +8,11 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
-use crate::limit::{Denial, Dimension, Levels, ReservationId, Span};
+use super::edge::head::Refusal;
+use crate::limit::{Denial, Dimension, Lack, Levels, ReservationId, Span};
+use crate::node::crowd::Crowded;
 use crate::node::reason;
-use crate::route::{BadAsk, Dialect, Missing};
+use crate::route::{BadAsk, Dialect, FieldPath, Missing};
 use crate::upstream::Failure;
 
 /// Whether to come back.
@@ -20,6 +22,8 @@ pub enum Retry {
     After(Span),
     /// It would not help.
     Never,
+    /// After this long, and not by itself: it is long, or money.
+    Later(Span),
     /// As the caller's own habits have it.
     AsUsual,
 }
@@ -67,9 +71,18 @@ impl Rejection {
     /// No credential, or not one that is known. The same answer for every reason.
     #[must_use]
     pub fn unauthenticated() -> Self {
-        let message = "No valid API key was given. Send one key of this gateway as `Authorization: Bearer KEY` or `x-api-key: KEY`.";
+        let message = "No valid API key was given. Send one key of this gateway as `Authorization: Bearer KEY`, `x-api-key`, `api-key` or `x-goog-api-key`.";
         let mut rejection = Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message);
         rejection.openai_code = Some("invalid_api_key");
+        rejection
+    }
+
+    /// This node has no policy yet, so it cannot know whom a key is of.
+    #[must_use]
+    pub fn without_policy() -> Self {
+        let message = "This node does not know its policy yet. Try again shortly, or at another node.";
+        let mut rejection = Self::new(StatusCode::SERVICE_UNAVAILABLE, "limiter_unavailable", message);
+        rejection.retry = Retry::After(Span::from_secs(1));
         rejection
     }
 
@@ -97,6 +110,43 @@ impl Rejection {
             "upgrade_not_supported",
             "This gateway does not switch protocols. Send a plain request.",
         )
+    }
+
+    /// A request head that is not let through.
+    #[must_use]
+    pub fn bad_head(refusal: Refusal) -> Self {
+        let (status, code, why) = match refusal {
+            Refusal::Malformed(why) => {
+                let message = format!("The request head is malformed: {why}.");
+                return Self::new(StatusCode::BAD_REQUEST, "invalid_request", message);
+            }
+            Refusal::Tunnel => return Self::upgrade(),
+            Refusal::TooLong => (431, "request_head_too_large", "The request head is too long."),
+            Refusal::TooManyHeaders => (431, "request_head_too_large", "The request has too many headers."),
+            Refusal::TargetTooLong => (414, "uri_too_long", "The request target is too long."),
+            Refusal::Version => (505, "http_version_not_supported", "Send HTTP/1.1 or HTTP/2."),
+            Refusal::Late => (408, "request_timeout", "The request head did not arrive in time."),
+        };
+        Self::new(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST), code, why)
+    }
+
+    /// A method that HTTP's own requests do not have, or that is of no use here.
+    #[must_use]
+    pub fn unknown_method() -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "method_not_implemented", "No route here has this method.")
+    }
+
+    /// The code of [`Rejection::too_many_connections`].
+    pub const TOO_MANY_CONNECTIONS: &str = "connection_limit_exceeded";
+
+    /// A key that is shown on more connections than it may be.
+    #[must_use]
+    pub fn too_many_connections() -> Self {
+        let message = "This key is in use on too many connections. Reuse one, or close some.";
+        let mut rejection = Self::new(StatusCode::TOO_MANY_REQUESTS, Self::TOO_MANY_CONNECTIONS, message);
+        rejection.openai_code = Some("rate_limit_exceeded");
+        rejection.retry = Retry::After(Span::from_secs(1));
+        rejection
     }
 
     /// A body that cannot be read.
@@ -159,36 +209,162 @@ impl Rejection {
         rejection
     }
 
+    /// More to read than the model's context holds, by our count. The words are those by which SDKs of either dialect know it.
+    #[must_use]
+    pub fn context_exceeded(input: u64, context: u64) -> Self {
+        let message = format!(
+            "The prompt is too long: {input} tokens > {context} maximum, as this gateway counts. This model's maximum context length is \
+             {context} tokens. Send less."
+        );
+        Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
+    }
+
+    /// A member that the policy forbids.
+    #[must_use]
+    pub fn field_not_allowed(field: &FieldPath) -> Self {
+        let message = format!("`{field}` is not allowed by this gateway's policy. Leave it out.");
+        let mut rejection = Self::new(StatusCode::BAD_REQUEST, "field_not_allowed", message);
+        rejection.openai_code = Some("unsupported_parameter");
+        rejection.param = Some(field.to_string());
+        rejection
+    }
+
+    /// Something that only state kept by the provider could answer, which the policy does not switch on.
+    #[must_use]
+    pub fn stateful(param: &str, setting: &str) -> Self {
+        let message = format!(
+            "`{param}` needs something that the provider keeps, and this gateway's policy does not allow that. Leave it out, or \
+             ask the operator to set {setting}."
+        );
+        let mut rejection = Self::new(StatusCode::BAD_REQUEST, "stateful_not_allowed", message);
+        rejection.param = Some(param.to_owned());
+        rejection
+    }
+
+    /// Something that the account keeps and that never came into being through this gateway.
+    #[must_use]
+    pub fn foreign(param: &str) -> Self {
+        let message = format!(
+            "`{param}` names something of the provider's account that belongs to nobody here. Leave it out."
+        );
+        let mut rejection = Self::new(StatusCode::BAD_REQUEST, "stateful_not_allowed", message);
+        rejection.param = Some(param.to_owned());
+        rejection
+    }
+
+    /// A list of all that the provider keeps for the account: it is nobody's own.
+    #[must_use]
+    pub fn account_wide(what: &str) -> Self {
+        let message = format!("{what} of the whole account cannot be listed. Keep the ids of your own.");
+        Self::new(StatusCode::FORBIDDEN, "account_wide_list", message)
+    }
+
+    /// A batch that cannot be counted.
+    #[must_use]
+    pub fn bad_batch(why: &str) -> Self {
+        let mut rejection = Self::new(StatusCode::BAD_REQUEST, "invalid_request", why);
+        rejection.param = Some("input_file_id".to_owned());
+        rejection
+    }
+
+    /// A model's other name in a form, which is passed through as it is.
+    #[must_use]
+    pub fn alias_in_form(model: &str, name: &str) -> Self {
+        let message = format!(
+            "The form names the model {model:?}, which the provider knows as {name:?}. Name that one."
+        );
+        let mut rejection = Self::new(StatusCode::BAD_REQUEST, "invalid_request", message);
+        rejection.param = Some("model".to_owned());
+        rejection
+    }
+
+    /// A request that does not name its end user, or names it in a way that two could read differently.
+    #[must_use]
+    pub fn bad_user(code: &'static str, message: String, param: Option<String>) -> Self {
+        let mut rejection = Self::new(StatusCode::BAD_REQUEST, code, message);
+        rejection.param = param;
+        rejection
+    }
+
     /// A denial of the limiter.
     #[must_use]
     pub fn denied(tenant: &str, denial: &Denial, levels: Levels) -> Self {
+        if let Denial::Granting(inside) = denial {
+            return Self::denied(tenant, inside, levels);
+        }
         let status = match denial {
-            Denial::Rate { .. } | Denial::Never { .. } | Denial::Inflight { .. } => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
+            Denial::Rate { .. }
+            | Denial::Never { .. }
+            | Denial::Inflight { .. }
+            | Denial::Pool { .. }
+            | Denial::Budget { .. } => StatusCode::TOO_MANY_REQUESTS,
             Denial::IdempotencyInProgress | Denial::AlreadyDispatched => StatusCode::CONFLICT,
-            Denial::Cancelled | Denial::UnknownTenant | Denial::Full => StatusCode::SERVICE_UNAVAILABLE,
+            Denial::Cancelled
+            | Denial::UnknownTenant
+            | Denial::Full
+            | Denial::Recovering
+            | Denial::Granting(_)
+            | Denial::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Denial::Suspended => StatusCode::FORBIDDEN,
         };
         let mut rejection = Self::new(status, reason::code(denial), reason::sentence(tenant, denial));
         rejection.levels = levels;
         rejection.decided = true;
         rejection.retry = match denial {
             Denial::Rate { wait, .. } => Retry::After(*wait),
-            Denial::Never { .. } | Denial::AlreadyDispatched => Retry::Never,
+            Denial::Pool { lack: Lack::Later { wait, .. } | Lack::Paused { wait }, .. } => {
+                Retry::After(*wait)
+            }
+            Denial::Budget { resets, .. } => resets.map_or(Retry::Never, |at| Retry::Later(until(at))),
+            Denial::Never { .. }
+            | Denial::AlreadyDispatched
+            | Denial::Suspended
+            | Denial::Pool { lack: Lack::Never { .. }, .. } => Retry::Never,
             Denial::Inflight { .. }
             | Denial::IdempotencyInProgress
             | Denial::Cancelled
             | Denial::UnknownTenant
-            | Denial::Full => Retry::After(Span::from_secs(1)),
+            | Denial::Full
+            | Denial::Recovering
+            | Denial::Granting(_)
+            | Denial::Unavailable => Retry::After(Span::from_secs(1)),
         };
         if status == StatusCode::TOO_MANY_REQUESTS {
             let requests = matches!(
                 denial,
-                Denial::Inflight { .. } | Denial::Rate { dimension: Dimension::Requests, .. }
+                Denial::Inflight { .. }
+                    | Denial::Rate { dimension: Dimension::Requests, .. }
+                    | Denial::Pool { lack: Lack::Later { dimension: Dimension::Requests, .. }, .. }
             );
             rejection.openai_type = Some(if requests { "requests" } else { "tokens" });
             rejection.openai_code = Some("rate_limit_exceeded");
         }
+        if let Denial::Budget { .. } = denial {
+            rejection.openai_type = Some("insufficient_quota");
+            rejection.openai_code = Some("project_spend_limit_exceeded");
+        }
+        rejection
+    }
+
+    /// A budget is used up, and the policy has such requests wait: nothing waits here, so it is refused until the period ends.
+    #[must_use]
+    pub fn deferred(tenant: &str, denial: &Denial, levels: Levels) -> Self {
+        let mut rejection = Self::denied(tenant, denial, levels);
+        rejection.code = "deferred";
+        rejection.message = format!("{} Send it again then: it is deferred.", rejection.message);
+        rejection
+    }
+
+    /// An address without a credential has used what it may have.
+    #[must_use]
+    pub fn crowded(crowded: Crowded) -> Self {
+        let message = format!(
+            "Without an API key, too many {} come from this address. Send a key, or come back later.",
+            crowded.dimension.unit()
+        );
+        let mut rejection = Self::new(StatusCode::TOO_MANY_REQUESTS, "ip_rate_limit_exceeded", message);
+        rejection.retry = crowded.wait.map_or(Retry::Never, Retry::After);
+        rejection.openai_code = Some("rate_limit_exceeded");
         rejection
     }
 
@@ -270,7 +446,7 @@ impl Rejection {
             headers.insert(header::ALLOW, HeaderValue::from_static(allow));
         }
         if let Ok(id) = HeaderValue::try_from(format!("tg_{id}")) {
-            headers.insert(if dialect == Dialect::OpenAi { "x-request-id" } else { "request-id" }, id);
+            headers.insert(if dialect == Dialect::Anthropic { "request-id" } else { "x-request-id" }, id);
         }
         retry_headers(headers, self.retry, random);
         response
@@ -295,8 +471,33 @@ impl Rejection {
                 },
                 "request_id": format!("tg_{id}"),
             }),
+            Dialect::Gemini => {
+                let mut details = vec![json!({
+                    "@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": self.code, "domain": "tollgate",
+                })];
+                if let Retry::After(wait) = self.retry
+                    && wait <= PATIENCE
+                {
+                    let seconds = wait.as_millis_up().div_ceil(1000).max(1);
+                    details.push(json!({
+                        "@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": format!("{seconds}s"),
+                    }));
+                }
+                json!({
+                    "error": {
+                        "code": self.status.as_u16(), "message": self.message,
+                        "status": gemini_status(self.status), "details": details,
+                    }
+                })
+            }
         }
     }
+}
+
+/// How long until an instant, in seconds since 1970.
+fn until(at: i64) -> Span {
+    let left = at.saturating_sub(crate::clock::wall_now().as_second());
+    Span::from_secs(u64::try_from(left).unwrap_or(0))
 }
 
 /// Up to a minute, a caller may well wait.
@@ -317,7 +518,7 @@ fn retry_headers(headers: &mut HeaderMap, retry: Retry, random: u32) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(millis.div_ceil(1000).max(1)));
             headers.insert("retry-after-ms", HeaderValue::from(millis.max(1)));
         }
-        Retry::After(wait) => {
+        Retry::After(wait) | Retry::Later(wait) => {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
             let seconds = wait.as_millis_up().div_ceil(1000);
             if seconds < LONGEST_RETRY_AFTER {
@@ -350,6 +551,22 @@ fn anthropic_type(status: StatusCode) -> &'static str {
         503 | 529 => "overloaded_error",
         504 => "timeout_error",
         _ => "api_error",
+    }
+}
+
+/// <https://cloud.google.com/apis/design/errors#handling_errors>
+fn gemini_status(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 => "UNAUTHENTICATED",
+        403 => "PERMISSION_DENIED",
+        404 => "NOT_FOUND",
+        409 => "ABORTED",
+        429 => "RESOURCE_EXHAUSTED",
+        400..=499 => "INVALID_ARGUMENT",
+        501 => "UNIMPLEMENTED",
+        502 | 503 => "UNAVAILABLE",
+        504 => "DEADLINE_EXCEEDED",
+        _ => "INTERNAL",
     }
 }
 

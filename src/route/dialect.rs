@@ -9,6 +9,8 @@ pub enum Dialect {
     OpenAi,
     /// <https://docs.anthropic.com/en/api>
     Anthropic,
+    /// <https://ai.google.dev/api>
+    Gemini,
 }
 
 impl Dialect {
@@ -17,6 +19,7 @@ impl Dialect {
         match self {
             Dialect::OpenAi => "openai",
             Dialect::Anthropic => "anthropic",
+            Dialect::Gemini => "gemini",
         }
     }
 }

@@ -15,15 +15,23 @@
 //! decided elsewhere, and so is how many tokens a text has ([`crate::estimate`]).
 
 pub mod ask;
+pub mod batch;
 pub mod dialect;
 pub mod endpoint;
+pub mod forbidden;
 pub mod image;
 pub mod json;
+pub mod kept;
+pub mod named;
+pub mod passed;
 pub mod prompt;
 
-pub use ask::{Ask, BadAsk};
+pub use ask::{Ask, BadAsk, Patches, State};
 pub use dialect::Dialect;
-pub use endpoint::{Endpoint, Missing};
+pub use endpoint::{Door, Endpoint, Found, Missing};
+pub use forbidden::FieldPath;
 pub use image::{Detail, Image};
 pub use json::Bounds;
+pub use kept::{Kept, Wish};
+pub use passed::Passed;
 pub use prompt::{Piece, Prompt};

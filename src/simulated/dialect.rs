@@ -19,6 +19,8 @@ pub enum Dialect {
     OpenAi,
     /// Anthropic's.
     Anthropic,
+    /// Google's.
+    Gemini,
 }
 
 /// Why a request is not served.
@@ -78,6 +80,7 @@ impl Refusal {
                      using Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
                 }
                 Dialect::Anthropic => "x-api-key header is required",
+                Dialect::Gemini => "Method doesn't allow unregistered callers. Please use API Key.",
             },
         )
     }
@@ -88,6 +91,7 @@ impl Refusal {
         let message = match dialect {
             Dialect::OpenAi => format!("The model `{model}` does not exist or you do not have access to it."),
             Dialect::Anthropic => format!("model: {model}"),
+            Dialect::Gemini => format!("models/{model} is not found for API version v1beta"),
         };
         Self { code: Some("model_not_found"), ..Self::new(404, message) }
     }
@@ -147,6 +151,9 @@ impl Refusal {
                 "error": {"type": anthropic_type(self.status), "message": self.message},
                 "request_id": id,
             }),
+            Dialect::Gemini => json!({"error": {
+                "code": self.status, "message": self.message, "status": gemini_status(self.status),
+            }}),
         };
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = json_response(status, &body);
@@ -158,6 +165,19 @@ impl Refusal {
             }
         }
         response
+    }
+}
+
+/// The codes of <https://cloud.google.com/apis/design/errors>.
+fn gemini_status(status: u16) -> &'static str {
+    match status {
+        401 => "UNAUTHENTICATED",
+        403 => "PERMISSION_DENIED",
+        404 => "NOT_FOUND",
+        429 => "RESOURCE_EXHAUSTED",
+        400..500 => "INVALID_ARGUMENT",
+        503 => "UNAVAILABLE",
+        _ => "INTERNAL",
     }
 }
 
@@ -200,6 +220,7 @@ pub fn sign(headers: &mut HeaderMap, dialect: Dialect, id: &str, elapsed_ms: u64
             headers.insert("request-id", id);
             headers.insert("anthropic-organization-id", HeaderValue::from_static("simulated"));
         }
+        Dialect::Gemini => {}
     }
 }
 
@@ -239,6 +260,7 @@ pub fn limit_headers(headers: &mut HeaderMap, dialect: Dialect, standing: &Stand
             insert("anthropic-ratelimit-output-tokens-remaining", tokens_left.into());
             insert("anthropic-ratelimit-output-tokens-reset", reset);
         }
+        Dialect::Gemini => {}
     }
 }
 

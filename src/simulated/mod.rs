@@ -1,10 +1,13 @@
-//! The simulated provider: an OpenAI and Anthropic look-alike that bills to the token.
+//! The simulated provider: an OpenAI, Anthropic and Gemini look-alike that bills to the token.
 //!
 //! It is the ground truth of the demo, the tests and the benchmarks: what it says it billed is what a gateway's books have
 //! to match. So it shares no code with the gateway's own counting, and keeps its books by laws of its own ([`books`]).
 //!
-//! - `POST /v1/chat/completions`, `/v1/embeddings`, `/v1/messages`, `/v1/messages/count_tokens`, `GET /v1/models`, over
-//!   HTTP/1.1 and HTTP/2 with prior knowledge on one port.
+//! - `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/embeddings`, `/v1/messages`,
+//!   `/v1/messages/count_tokens`, `GET /v1/models`, over HTTP/1.1 and HTTP/2 with prior knowledge on one port; the first four also
+//!   below `/openai/deployments/{model}`, as at Azure, and Gemini's three operations below `/v1beta/models/{model}`.
+//! - Files, batches and stored responses, which everybody sees who has a credential. Images, audio, moderation and reranking are
+//!   answered with a digest of what came, and bill nothing.
 //! - The `x-sim` header steers each answer ([`steering`]).
 //! - `GET /stats`: the sums. `GET /requests`: a JSON line for each request that is over. `DELETE /stats` or `POST /reset`:
 //!   new books; requests still open end in the old ones.
@@ -25,10 +28,14 @@ use tokio_util::task::TaskTracker;
 mod answer;
 mod anthropic;
 pub mod books;
+mod completions;
 mod count;
 mod dialect;
+mod gemini;
+mod kept;
 mod openai;
 mod order;
+mod responses;
 mod server;
 mod service;
 pub mod steering;
@@ -94,7 +101,7 @@ impl Provider {
     pub fn on(listener: TcpListener, options: Options) -> io::Result<Self> {
         let local_addr = listener.local_addr()?;
         let books = ArcSwap::from_pointee(Books::open(options.ceilings));
-        let shop = Arc::new(Shop { options, books });
+        let shop = Arc::new(Shop { options, books, kept: kept::Store::default() });
         let connections = TaskTracker::new();
         let (closing, cut) = (CancellationToken::new(), CancellationToken::new());
         connections.spawn(server::accept(

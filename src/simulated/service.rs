@@ -10,14 +10,18 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde_json::json;
+use sha2::Digest as _;
 
 use super::answer::{Answer, Ending, Performance, Script};
 use super::books::{Books, Visit};
 use super::dialect::{Dialect, Refusal, json_response, limit_headers, sign};
+use super::gemini::Framing;
+use super::kept::Store;
 use super::openai::Embeddings;
 use super::order::{Order, Plan};
+use super::responses::Keeping;
 use super::steering::Steering;
-use super::{Options, anthropic, openai};
+use super::{Options, anthropic, completions, gemini, openai, responses};
 
 /// The largest request body.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -34,8 +38,10 @@ const MAX_DECISION: usize = 128;
 /// What `fail_first` refuses with when no status is given.
 const FAIL_FIRST_STATUS: u16 = 503;
 
-const KNOWN_PATHS: [&str; 8] = [
+const KNOWN_PATHS: [&str; 10] = [
     "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
     "/v1/embeddings",
     "/v1/messages",
     "/v1/messages/count_tokens",
@@ -43,6 +49,19 @@ const KNOWN_PATHS: [&str; 8] = [
     "/stats",
     "/requests",
     "/reset",
+];
+
+/// Below these paths it keeps documents.
+const KEPT_PATHS: [&str; 3] = ["/v1/files", "/v1/batches", "/v1/responses"];
+
+/// Paths that it answers with what it was sent.
+const PASSED_PATHS: [&str; 6] = [
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/audio/transcriptions",
+    "/v1/audio/speech",
+    "/v1/moderations",
+    "/v1/rerank",
 ];
 
 /// The models listed when any name is served.
@@ -55,33 +74,126 @@ pub struct Shop {
     pub options: Options,
     /// The books in use.
     pub books: ArcSwap<Books>,
+    /// What it keeps.
+    pub kept: Store,
 }
 
 /// A route that costs tokens, or counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Route {
     Chat,
+    Completions,
+    Responses,
     Embeddings,
     Messages,
     CountTokens,
+    Content,
+    StreamContent(Framing),
+    CountContent,
+}
+
+/// A route, with the model that its path names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Errand {
+    route: Route,
+    model: Option<String>,
+}
+
+impl From<Route> for Errand {
+    fn from(route: Route) -> Self {
+        Self { route, model: None }
+    }
+}
+
+/// What a body asks for, beside its order.
+#[derive(Debug, Default)]
+struct Extras {
+    embeddings: Option<Embeddings>,
+    keeping: Keeping,
 }
 
 impl Route {
     fn dialect(self) -> Dialect {
         match self {
-            Self::Chat | Self::Embeddings => Dialect::OpenAi,
+            Self::Chat | Self::Completions | Self::Responses | Self::Embeddings => Dialect::OpenAi,
             Self::Messages | Self::CountTokens => Dialect::Anthropic,
+            Self::Content | Self::StreamContent(_) | Self::CountContent => Dialect::Gemini,
         }
     }
+}
 
-    /// Reads the body that this route takes.
-    fn parse(self, body: &[u8]) -> Result<(Order, Option<Embeddings>), Refusal> {
-        match self {
-            Self::Chat => openai::chat(body).map(|order| (order, None)),
-            Self::Embeddings => openai::embeddings(body).map(|(order, embeddings)| (order, Some(embeddings))),
-            Self::Messages => anthropic::messages(body).map(|order| (order, None)),
-            Self::CountTokens => anthropic::counted(body).map(|order| (order, None)),
+impl Errand {
+    /// Reads the body that this route takes. A model in the path wins over one in the body, as at Azure.
+    fn parse(&self, body: &[u8]) -> Result<(Order, Extras), Refusal> {
+        let named = self.model.as_deref();
+        // OpenAI's bodies must name a model; those sent to a deployment need not.
+        let told;
+        let body = match (named, self.route) {
+            (Some(model), Route::Chat | Route::Embeddings) => {
+                let mut value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+                if value.is_object() {
+                    value["model"] = model.into();
+                }
+                told = value.to_string().into_bytes();
+                told.as_slice()
+            }
+            _ => body,
+        };
+        let plain = |order| (order, Extras::default());
+        let (mut order, extras) = match self.route {
+            Route::Chat => openai::chat(body).map(plain)?,
+            Route::Completions => completions::read(body).map(plain)?,
+            Route::Responses => {
+                let (order, keeping) = responses::read(body)?;
+                (order, Extras { keeping, ..Extras::default() })
+            }
+            Route::Embeddings => {
+                let (order, embeddings) = openai::embeddings(body)?;
+                (order, Extras { embeddings: Some(embeddings), ..Extras::default() })
+            }
+            Route::Messages => anthropic::messages(body).map(plain)?,
+            Route::CountTokens => anthropic::counted(body).map(plain)?,
+            Route::Content | Route::CountContent => {
+                gemini::read(body, named.unwrap_or_default(), false).map(plain)?
+            }
+            Route::StreamContent(_) => gemini::read(body, named.unwrap_or_default(), true).map(plain)?,
+        };
+        if let Some(model) = named {
+            model.clone_into(&mut order.model);
         }
+        Ok((order, extras))
+    }
+
+    /// What a path names that does not stand in a table: Azure's deployments and Gemini's models.
+    fn find(path: &str, query: &str) -> Option<Self> {
+        if path == "/openai/responses" {
+            return Some(Route::Responses.into());
+        }
+        let (model, route) = if let Some(rest) = path.strip_prefix("/openai/deployments/") {
+            let (model, operation) = rest.split_once('/')?;
+            let route = match operation {
+                "chat/completions" => Route::Chat,
+                "completions" => Route::Completions,
+                "embeddings" => Route::Embeddings,
+                _ => return None,
+            };
+            (model, route)
+        } else {
+            let (model, operation) = path
+                .strip_prefix("/v1beta/models/")
+                .or_else(|| path.strip_prefix("/v1/models/"))?
+                .split_once(':')?;
+            let framing =
+                if query.split('&').any(|pair| pair == "alt=sse") { Framing::Events } else { Framing::Array };
+            let route = match operation {
+                "generateContent" => Route::Content,
+                "streamGenerateContent" => Route::StreamContent(framing),
+                "countTokens" => Route::CountContent,
+                _ => return None,
+            };
+            (model, route)
+        };
+        Some(Self { route, model: Some(model.to_owned()) })
     }
 }
 
@@ -92,11 +204,28 @@ impl Route {
 pub async fn answer(shop: Arc<Shop>, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
     let dialect = spoken(request.headers());
     let path = request.uri().path();
+    if request.method() == Method::POST
+        && let Some(errand) = Errand::find(path, request.uri().query().unwrap_or_default())
+    {
+        return Ok(match errand.route {
+            Route::CountContent => count_tokens(&shop, errand, request).await,
+            _ => infer(&shop, errand, request).await,
+        });
+    }
     Ok(match (request.method(), path) {
         (&Method::POST, "/v1/chat/completions") => infer(&shop, Route::Chat, request).await,
+        (&Method::POST, "/v1/completions") => infer(&shop, Route::Completions, request).await,
+        (&Method::POST, "/v1/responses") => infer(&shop, Route::Responses, request).await,
+        (&Method::GET, "/v1beta/models") => {
+            json_response(StatusCode::OK, &gemini::models(&shop.shown_models()))
+        }
+        (_, path) if KEPT_PATHS.iter().any(|kept| path.starts_with(kept)) => keep(&shop, request).await,
+        (&Method::POST, path) if PASSED_PATHS.contains(&path) => pass(request).await,
         (&Method::POST, "/v1/embeddings") => infer(&shop, Route::Embeddings, request).await,
         (&Method::POST, "/v1/messages") => infer(&shop, Route::Messages, request).await,
-        (&Method::POST, "/v1/messages/count_tokens") => count_tokens(&shop, request).await,
+        (&Method::POST, "/v1/messages/count_tokens") => {
+            count_tokens(&shop, Route::CountTokens.into(), request).await
+        }
         (&Method::GET, "/v1/models") => models(&shop, dialect, None, request.headers()),
         (&Method::GET, path) if path.starts_with("/v1/models/") => {
             models(&shop, dialect, path.strip_prefix("/v1/models/"), request.headers())
@@ -132,14 +261,16 @@ impl Shop {
 }
 
 /// An inference request: everything about it ends in its row.
-async fn infer(shop: &Shop, route: Route, request: Request<Incoming>) -> Response<Answer> {
+async fn infer(shop: &Shop, errand: impl Into<Errand>, request: Request<Incoming>) -> Response<Answer> {
+    let errand = errand.into();
+    let route = errand.route;
     let dialect = route.dialect();
     let mut visit = shop.books.load_full().arrive(decision(request.headers()));
-    let served = serve(shop, route, &mut visit, request).await;
+    let served = serve(shop, errand, &mut visit, request).await;
 
     let (id, elapsed_ms, standing) = (visit.id().to_owned(), visit.elapsed_ms(), visit.books().standing());
     let mut response = match served {
-        Ok(served) => perform(served, dialect, visit),
+        Ok(served) => perform(shop, served, route, visit),
         Err(refusal) => {
             visit.end(refusal.outcome);
             refusal.into_response(dialect, Some(&id))
@@ -154,18 +285,25 @@ async fn infer(shop: &Shop, route: Route, request: Request<Incoming>) -> Respons
 struct Served {
     plan: Plan,
     steering: Steering,
-    embeddings: Option<Embeddings>,
+    extras: Extras,
 }
 
 async fn serve(
     shop: &Shop,
-    route: Route,
+    errand: Errand,
     visit: &mut Visit,
     request: Request<Incoming>,
 ) -> Result<Served, Refusal> {
-    let (steering, order, embeddings) = read_order(route, request).await?;
+    let dialect = errand.route.dialect();
+    let (steering, order, extras) = read_order(errand, request).await?;
     if !shop.serves(&order.model) {
-        return Err(Refusal::no_model(route.dialect(), &order.model));
+        return Err(Refusal::no_model(dialect, &order.model));
+    }
+    if let Some(previous) = &extras.keeping.previous
+        && shop.kept.find(previous).is_none()
+    {
+        let message = format!("Previous response with id '{previous}' not found.");
+        return Err(Refusal::bad_field("previous_response_id", message));
     }
     visit.name_model(&order.model);
     if let Some(status) = refused_status(&steering, visit.books()) {
@@ -178,19 +316,23 @@ async fn serve(
         std::future::pending::<()>().await;
     }
     pause(steering.latency).await;
-    Ok(Served { plan, steering, embeddings })
+    Ok(Served { plan, steering, extras })
 }
 
 /// Counting tokens is free and leaves no row.
-async fn count_tokens(shop: &Shop, request: Request<Incoming>) -> Response<Answer> {
-    let dialect = Dialect::Anthropic;
+async fn count_tokens(shop: &Shop, errand: Errand, request: Request<Incoming>) -> Response<Answer> {
+    let dialect = errand.route.dialect();
     let id = format!("req_{:016x}", rand::random::<u64>());
-    let counted = read_order(Route::CountTokens, request).await.and_then(|(steering, order, _)| {
+    let counted = read_order(errand, request).await.and_then(|(steering, order, _)| {
         if let Some(status) = refused_status(&steering, &shop.books.load()) {
             return Err(Refusal::asked_for(status, steering.retry_after));
         }
         let input = steering.skew.unwrap_or(shop.options.skew).apply(order.prompt);
-        Ok(json_response(StatusCode::OK, &json!({"input_tokens": input})))
+        let body = match dialect {
+            Dialect::Gemini => json!({"totalTokens": input}),
+            _ => json!({"input_tokens": input}),
+        };
+        Ok(json_response(StatusCode::OK, &body))
     });
     let mut response = counted.unwrap_or_else(|refusal| refusal.into_response(dialect, Some(&id)));
     sign(response.headers_mut(), dialect, &id, 0);
@@ -199,9 +341,10 @@ async fn count_tokens(shop: &Shop, request: Request<Incoming>) -> Response<Answe
 
 /// What the two kinds of request share: steering, credential, body.
 async fn read_order(
-    route: Route,
+    errand: Errand,
     request: Request<Incoming>,
-) -> Result<(Steering, Order, Option<Embeddings>), Refusal> {
+) -> Result<(Steering, Order, Extras), Refusal> {
+    let route = errand.route;
     let (head, body) = request.into_parts();
     let steering = steering(&head.headers)?;
     authenticate(&head.headers, route.dialect())?;
@@ -209,8 +352,8 @@ async fn read_order(
         return Err(Refusal::bad_request("anthropic-version: header is required"));
     }
     let body = read(body).await?;
-    let (order, embeddings) = parse(route, body).await?;
-    Ok((steering, order, embeddings))
+    let (order, extras) = parse(errand, body).await?;
+    Ok((steering, order, extras))
 }
 
 async fn read(body: Incoming) -> Result<Bytes, Refusal> {
@@ -223,11 +366,11 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     }
 }
 
-async fn parse(route: Route, body: Bytes) -> Result<(Order, Option<Embeddings>), Refusal> {
+async fn parse(errand: Errand, body: Bytes) -> Result<(Order, Extras), Refusal> {
     if body.len() < LONG_BODY {
-        return route.parse(&body);
+        return errand.parse(&body);
     }
-    let parsed = tokio::task::spawn_blocking(move || route.parse(&body)).await;
+    let parsed = tokio::task::spawn_blocking(move || errand.parse(&body)).await;
     parsed
         .unwrap_or_else(|error| Err(Refusal::new(500, format!("The request could not be counted: {error}."))))
 }
@@ -248,6 +391,7 @@ fn authenticate(headers: &HeaderMap, dialect: Dialect) -> Result<(), Refusal> {
     let key_header = match dialect {
         Dialect::OpenAi => "api-key",
         Dialect::Anthropic => "x-api-key",
+        Dialect::Gemini => "x-goog-api-key",
     };
     let key = headers.get(key_header).is_some_and(|value| !value.is_empty());
     if bearer || key { Ok(()) } else { Err(Refusal::no_credential(dialect)) }
@@ -270,27 +414,42 @@ async fn pause(wait: Duration) {
 }
 
 /// Turns a plan into an answer that bills as it goes.
-fn perform(served: Served, dialect: Dialect, visit: Visit) -> Response<Answer> {
-    let Served { plan, steering, embeddings } = served;
+fn perform(shop: &Shop, served: Served, route: Route, visit: Visit) -> Response<Answer> {
+    let Served { plan, steering, extras: Extras { embeddings, keeping } } = served;
     let suffix = visit.id_suffix();
+    if route == Route::Responses && (keeping.store || keeping.background) {
+        let whole = responses::plain(&plan, suffix, &keeping);
+        shop.kept.keep(&format!("resp_{suffix}"), whole, Bytes::new());
+    }
     let mut response = Response::new(Answer::plain(Bytes::new()));
     let headers = response.headers_mut();
     let (script, ending) = if plan.stream {
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        let kind = match route {
+            Route::StreamContent(Framing::Array) => "application/json; charset=UTF-8",
+            _ => "text/event-stream; charset=utf-8",
+        };
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         let line_end = if steering.crlf { "\r\n" } else { "\n" };
-        let script = match dialect {
-            Dialect::OpenAi => openai::streamed(&plan, suffix, line_end),
-            Dialect::Anthropic => anthropic::streamed(&plan, suffix, line_end),
+        let script = match route {
+            Route::Completions => completions::streamed(&plan, suffix, line_end),
+            Route::Responses => responses::streamed(&plan, suffix, &keeping, line_end),
+            Route::Messages => anthropic::streamed(&plan, suffix, line_end),
+            Route::StreamContent(framing) => gemini::streamed(&plan, suffix, framing, line_end),
+            _ => openai::streamed(&plan, suffix, line_end),
         };
         debug_assert_eq!(script.tokens(), plan.bill.output, "a whole answer carries what it is judged by");
         shorten_stream(script, &steering)
     } else {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let body = match (dialect, &embeddings) {
+        let body = match (route, &embeddings) {
             (_, Some(embeddings)) => openai::embedded(embeddings, &plan),
-            (Dialect::OpenAi, None) => openai::plain(&plan, suffix),
-            (Dialect::Anthropic, None) => anthropic::plain(&plan, suffix),
+            (Route::Completions, _) => completions::plain(&plan, suffix),
+            (Route::Responses, _) if keeping.background => responses::queued(&plan, suffix, &keeping),
+            (Route::Responses, _) => responses::plain(&plan, suffix, &keeping),
+            (Route::Messages, _) => anthropic::plain(&plan, suffix),
+            (Route::Content, _) => gemini::plain(&plan, suffix),
+            _ => openai::plain(&plan, suffix),
         };
         let body = Bytes::from(body.to_string());
         if !steering.gzip {
@@ -337,12 +496,86 @@ fn models(shop: &Shop, dialect: Dialect, name: Option<&str>, headers: &HeaderMap
         (_, Some(name)) if !shop.serves(name) => {
             return Refusal::no_model(dialect, name).into_response(dialect, None);
         }
-        (Dialect::OpenAi, Some(name)) => openai::model(name),
-        (Dialect::OpenAi, None) => openai::models(&shop.shown_models()),
+        (Dialect::OpenAi | Dialect::Gemini, Some(name)) => openai::model(name),
+        (Dialect::OpenAi | Dialect::Gemini, None) => openai::models(&shop.shown_models()),
         (Dialect::Anthropic, Some(name)) => anthropic::model(name),
         (Dialect::Anthropic, None) => anthropic::models(&shop.shown_models()),
     };
     json_response(StatusCode::OK, &body)
+}
+
+/// Answers with what it was sent: enough to tell whether anything was changed on the way. Bills nothing.
+async fn pass(request: Request<Incoming>) -> Response<Answer> {
+    let (head, body) = request.into_parts();
+    let passed = async {
+        let steering = steering(&head.headers)?;
+        authenticate(&head.headers, Dialect::OpenAi)?;
+        let body = read(body).await?;
+        pause(steering.latency).await;
+        if let Some(status) = steering.status {
+            return Err(Refusal::asked_for(status, steering.retry_after));
+        }
+        let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        Ok(json!({
+            "path": head.uri.path(), "content_type": kind, "bytes": body.len(),
+            "sha256": hex::encode(sha2::Sha256::digest(&body)),
+            "model": serde_json::from_slice::<serde_json::Value>(&body).unwrap_or_default()["model"],
+        }))
+    };
+    match passed.await {
+        Ok(body) => json_response(StatusCode::OK, &body),
+        Err(refusal) => refusal.into_response(Dialect::OpenAi, None),
+    }
+}
+
+/// What is kept, for whoever has the account's key.
+async fn keep(shop: &Shop, request: Request<Incoming>) -> Response<Answer> {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    let kept = async {
+        authenticate(&head.headers, Dialect::OpenAi)?;
+        let body = read(body).await?;
+        let (kind, rest) =
+            KEPT_PATHS.iter().find_map(|kept| Some((*kept, path.strip_prefix(kept)?))).unwrap_or(("", ""));
+        let missing = || Refusal::new(404, format!("No such object: {path}"));
+        let fresh = |prefix: &str| format!("{prefix}{:016x}", rand::random::<u64>());
+        match (head.method.as_str(), rest.trim_start_matches('/')) {
+            ("GET", "") => Ok(shop.kept.list(match kind {
+                "/v1/files" => "file-",
+                "/v1/batches" => "batch_",
+                _ => "resp_",
+            })),
+            ("POST", "") if kind == "/v1/files" => {
+                let id = fresh("file-");
+                let file = json!({"id": id, "object": "file", "bytes": body.len(), "purpose": "batch", "filename": "f"});
+                shop.kept.keep(&id, file.clone(), body);
+                Ok(file)
+            }
+            ("POST", "") if kind == "/v1/batches" => {
+                let asked: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+                let input = asked["input_file_id"].as_str().unwrap_or_default();
+                shop.kept.find(input).ok_or_else(missing)?;
+                let id = fresh("batch_");
+                let batch = json!({
+                    "id": id, "object": "batch", "endpoint": asked["endpoint"], "status": "completed",
+                    "input_file_id": input, "output_file_id": fresh("file-"), "completion_window": "24h",
+                    "created_at": crate::clock::wall_now().as_second(),
+                });
+                shop.kept.keep(&id, batch.clone(), Bytes::new());
+                Ok(batch)
+            }
+            ("DELETE", id) if shop.kept.remove(id) => Ok(json!({"id": id, "deleted": true})),
+            ("GET" | "POST", rest) => {
+                let (id, _) = rest.split_once('/').unwrap_or((rest, ""));
+                shop.kept.find(id).map(|(document, _)| document).ok_or_else(missing)
+            }
+            _ => Err(missing()),
+        }
+    };
+    match kept.await {
+        Ok(body) => json_response(StatusCode::OK, &body),
+        Err(refusal) => refusal.into_response(Dialect::OpenAi, None),
+    }
 }
 
 fn rows(books: Arc<Books>) -> Response<Answer> {

@@ -2,28 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Uri};
-use http_body_util::Full;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use prometheus_client::metrics::counter::Counter;
 
+use super::pool::Client;
 use crate::policy::{Provider, Timeouts};
 use crate::route::Dialect;
-
-/// Below what providers and load balancers keep an idle connection for, so that a request rarely meets one that is closing.
-const IDLE_CONNECTION: Duration = Duration::from_secs(30);
-
-/// Idle connections kept for each provider.
-const IDLE_CONNECTIONS: usize = 1024;
-
-pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// A provider of the policy.
 pub struct Upstream {
@@ -31,6 +18,8 @@ pub struct Upstream {
     pub name: String,
     /// What it speaks.
     pub dialect: Dialect,
+    /// The version of Azure's API that it speaks; none: it is not Azure's.
+    pub azure_api_version: Option<String>,
     /// Whether it may be asked to report usage in a stream.
     pub include_usage: bool,
     /// How long to wait for what.
@@ -40,7 +29,7 @@ pub struct Upstream {
     settings: Provider,
     origin: Result<Origin, String>,
     credential: Result<Option<(HeaderName, HeaderValue)>, String>,
-    pub(super) client: HttpClient,
+    pub(super) client: Client,
     /// The counter of its usual answer, looked up once.
     pub(super) answered_200: OnceLock<Counter>,
 }
@@ -52,23 +41,24 @@ struct Origin {
 }
 
 impl Upstream {
-    fn new(name: &str, provider: &Provider, client: Option<HttpClient>) -> Self {
+    fn new(name: &str, provider: &Provider, client: Option<Client>) -> Self {
         let dialect = provider.dialect;
         let credential = provider.api_key.as_ref().map(|reference| match reference.resolve() {
-            Ok(secret) => credential_header(dialect, secret.expose())
+            Ok(secret) => credential_header(provider, secret.expose())
                 .map_err(|()| format!("the secret {reference} is not a header value")),
             Err(problem) => Err(problem.to_string()),
         });
         Self {
             name: name.to_owned(),
             dialect,
+            azure_api_version: provider.azure_api_version.clone(),
             include_usage: provider.include_usage,
             timeouts: provider.timeouts,
             max_attempts: provider.max_attempts.clamp(1, 3),
             settings: provider.clone(),
             origin: origin(&provider.base_url),
             credential: credential.transpose(),
-            client: client.unwrap_or_else(|| make_client(&provider.timeouts)),
+            client: client.unwrap_or_else(|| Client::new(&provider.timeouts)),
             answered_200: OnceLock::new(),
         }
     }
@@ -145,8 +135,12 @@ impl Upstreams {
     }
 }
 
-fn credential_header(dialect: Dialect, secret: &str) -> Result<(HeaderName, HeaderValue), ()> {
-    let (name, value) = match dialect {
+fn credential_header(provider: &Provider, secret: &str) -> Result<(HeaderName, HeaderValue), ()> {
+    let (name, value) = match provider.dialect {
+        Dialect::OpenAi if provider.azure_api_version.is_some() => {
+            (HeaderName::from_static("api-key"), secret.to_owned())
+        }
+        Dialect::Gemini => (HeaderName::from_static("x-goog-api-key"), secret.to_owned()),
         Dialect::OpenAi => (http::header::AUTHORIZATION, format!("Bearer {secret}")),
         Dialect::Anthropic => (HeaderName::from_static("x-api-key"), secret.to_owned()),
     };
@@ -166,28 +160,4 @@ fn origin(base_url: &str) -> Result<Origin, String> {
     let prefix =
         parts.path_and_query.map_or(String::new(), |path| path.path().trim_end_matches('/').to_owned());
     Ok(Origin { scheme, authority, prefix })
-}
-
-fn make_client(timeouts: &Timeouts) -> HttpClient {
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(timeouts.connect));
-    tcp.set_keepalive(Some(Duration::from_secs(60)));
-    let connector = HttpsConnectorBuilder::new()
-        .with_webpki_roots()
-        .https_or_http()
-        .enable_http1()
-        .enable_http2()
-        .wrap_connector(tcp);
-    Client::builder(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE_CONNECTION)
-        .pool_max_idle_per_host(IDLE_CONNECTIONS)
-        // Only for a request that met a closing connection before a byte of it was written: the transport hands it back whole.
-        .retry_canceled_requests(true)
-        .http2_keep_alive_interval(Some(Duration::from_secs(20)))
-        .http2_keep_alive_timeout(Duration::from_secs(10))
-        .build(connector)
 }

@@ -1,7 +1,7 @@
 //! Undoing a `Content-Encoding` that a provider applied although it was asked for identity (RFC 9110 §8.4.1).
 //!
 //! A push decoder: bytes in, bytes out, as they come, so that a compressed stream is still relayed at once. What comes out is
-//! bounded, whatever the ratio of a hostile body.
+//! bounded, in all and at once, whatever the ratio of a hostile body.
 
 use std::io::Write;
 
@@ -9,8 +9,25 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_ENCODING;
 
-/// The most that one body may decode to.
-const MAX_DECODED: usize = 256 * 1024 * 1024;
+/// What a body may decode to.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// All of it, in bytes.
+    pub total: usize,
+    /// What one piece of it may become, in bytes: so much is in memory at once.
+    pub at_once: usize,
+}
+
+impl Bounds {
+    /// A body that is read whole, where this much is held.
+    #[must_use]
+    pub const fn whole(total: usize) -> Self {
+        Self { total, at_once: total }
+    }
+
+    /// A stream, of which a piece is held at a time. A piece is 16 KiB or so as it comes; no text becomes a hundred times as long.
+    pub const STREAM: Self = Self { total: 256 * 1024 * 1024, at_once: 2 * 1024 * 1024 };
+}
 
 /// Why a body cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,19 +53,29 @@ pub enum Decoder {
 }
 
 /// Where decoded bytes wait to be taken.
-#[derive(Default)]
 pub struct Sink {
     bytes: Vec<u8>,
     total: usize,
+    bounds: Bounds,
+}
+
+impl Sink {
+    const fn new(bounds: Bounds) -> Self {
+        Self { bytes: Vec::new(), total: 0, bounds }
+    }
+
+    const fn is_over(&self) -> bool {
+        self.total > self.bounds.total || self.bytes.len() > self.bounds.at_once
+    }
 }
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.total = self.total.saturating_add(bytes.len());
-        if self.total > MAX_DECODED {
+        self.bytes.extend_from_slice(bytes);
+        if self.is_over() {
             return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "decodes to too much"));
         }
-        self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -62,7 +89,8 @@ impl Decoder {
     ///
     /// # Errors
     /// An encoding that cannot be undone.
-    pub fn of(headers: &HeaderMap) -> Result<Self, Undecodable> {
+    pub fn of(headers: &HeaderMap, bounds: Bounds) -> Result<Self, Undecodable> {
+        let sink = Sink::new(bounds);
         let mut values = headers.get_all(CONTENT_ENCODING).iter();
         let Some(value) = values.next() else { return Ok(Self::Identity) };
         if values.next().is_some() {
@@ -71,11 +99,9 @@ impl Decoder {
         let name = value.to_str().unwrap_or("").trim().to_ascii_lowercase();
         match name.as_str() {
             "identity" | "" => Ok(Self::Identity),
-            "gzip" | "x-gzip" => {
-                Ok(Self::Gzip(Box::new(flate2::write::MultiGzDecoder::new(Sink::default()))))
-            }
-            "deflate" => Ok(Self::Deflate(Box::new(flate2::write::ZlibDecoder::new(Sink::default())))),
-            "br" => Ok(Self::Brotli(Box::new(brotli::DecompressorWriter::new(Sink::default(), 8 * 1024)))),
+            "gzip" | "x-gzip" => Ok(Self::Gzip(Box::new(flate2::write::MultiGzDecoder::new(sink)))),
+            "deflate" => Ok(Self::Deflate(Box::new(flate2::write::ZlibDecoder::new(sink)))),
+            "br" => Ok(Self::Brotli(Box::new(brotli::DecompressorWriter::new(sink, 8 * 1024)))),
             _ => Err(Undecodable::Unknown),
         }
     }
@@ -122,10 +148,11 @@ fn push<D: Write>(
 ) -> Result<Bytes, Undecodable> {
     let result = decoder.write_all(chunk).and_then(|()| decoder.flush());
     let sink = sink(decoder);
+    let over = sink.is_over();
     let bytes = Bytes::from(std::mem::take(&mut sink.bytes));
     match result {
         Ok(()) => Ok(bytes),
-        Err(_) if sink.total > MAX_DECODED => Err(Undecodable::TooLarge),
+        Err(_) if over => Err(Undecodable::TooLarge),
         Err(_) => Err(Undecodable::Corrupt),
     }
 }
@@ -161,7 +188,7 @@ mod tests {
     fn decoder(encoding: &'static str) -> Decoder {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding));
-        Decoder::of(&headers).unwrap()
+        Decoder::of(&headers, Bounds::STREAM).unwrap()
     }
 
     #[test]
@@ -191,13 +218,30 @@ mod tests {
         assert_eq!(decoder("gzip").feed(Bytes::from_static(b"not gzip at all")), Err(Undecodable::Corrupt));
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
-        assert_eq!(Decoder::of(&headers).err(), Some(Undecodable::Unknown));
+        assert_eq!(Decoder::of(&headers, Bounds::STREAM).err(), Some(Undecodable::Unknown));
     }
 
     #[test]
     fn a_bomb_is_stopped_at_the_bound() {
-        let bomb = gzip(&vec![0; MAX_DECODED + 1]);
-        assert!(bomb.len() < MAX_DECODED / 100);
-        assert_eq!(decoder("gzip").feed(Bytes::from(bomb)), Err(Undecodable::TooLarge));
+        const MOST: usize = 1024 * 1024;
+        let zeros = vec![0; MOST + 1];
+        for (name, bomb) in [("gzip", gzip(&zeros)), ("deflate", deflate(&zeros)), ("br", brotli(&zeros))] {
+            assert!(bomb.len() < MOST / 100, "{name}");
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(name));
+            for bounds in [Bounds::whole(MOST), Bounds { total: 10 * MOST, at_once: MOST }] {
+                let mut decoder = Decoder::of(&headers, bounds).unwrap();
+                assert_eq!(decoder.feed(Bytes::from(bomb.clone())), Err(Undecodable::TooLarge), "{name}");
+            }
+            if name == "br" {
+                // All of it in a hundred bytes.
+                continue;
+            }
+            // In small pieces a stream may become long, piece by piece.
+            let mut decoder = Decoder::of(&headers, Bounds { total: 10 * MOST, at_once: MOST }).unwrap();
+            let pieces =
+                bomb.chunks(64).map(|piece| decoder.feed(Bytes::copy_from_slice(piece)).unwrap().len());
+            assert_eq!(pieces.sum::<usize>() + decoder.finish().unwrap().len(), MOST + 1, "{name}");
+        }
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::{Upstream, retry};
+use super::pool::{ProviderBody, Unanswered};
+use super::{Upstream, feedback, hygiene, retry};
 use crate::node::Guard;
 use crate::telemetry::Metrics;
 
@@ -51,7 +51,7 @@ pub async fn send(
     metrics: &Metrics,
     upstream: &Upstream,
     outbound: &Outbound,
-) -> Result<Response<Incoming>, Failure> {
+) -> Result<Response<ProviderBody>, Failure> {
     let mut attempt = 1;
     loop {
         let outcome = once(guard, upstream, outbound).await;
@@ -67,9 +67,14 @@ pub async fn send(
         let in_time = |wait: &Duration| crate::clock::timer_now() + *wait < outbound.deadline;
         let wait = wait.filter(|_| attempt < upstream.max_attempts).filter(in_time);
         let Some(wait) = wait else { return outcome };
-        // The failed answer's body is not read: its connection is given up rather than drained.
-        drop(outcome);
         tokio::time::sleep(wait).await;
+        if let Err(denial) = guard.pay_again().await {
+            tracing::debug!(provider = upstream.name, ?denial, "no further attempt: its pool does not pay");
+            metrics.attempts(&upstream.name, "not_paid").inc();
+            return outcome;
+        }
+        // The failed answer's body is not read: unless it is there already, its connection is given up rather than drained.
+        drop(outcome);
         attempt += 1;
     }
 }
@@ -78,21 +83,26 @@ async fn once(
     guard: &mut Guard,
     upstream: &Upstream,
     outbound: &Outbound,
-) -> Result<Response<Incoming>, Failure> {
+) -> Result<Response<ProviderBody>, Failure> {
     let request = prepare(guard, upstream, outbound).map_err(Failure::NotConfigured)?;
     guard.sending();
     let patience = outbound.deadline.min(crate::clock::timer_now() + upstream.timeouts.first_byte);
     let answer = tokio::time::timeout_at(patience, upstream.client.request(request)).await;
     match answer {
-        Ok(Ok(answer)) => {
+        Ok(Ok(mut answer)) => {
             guard.answered(answer.status().as_u16());
+            let said = feedback::of(answer.status(), answer.headers(), crate::clock::wall_now());
+            said.into_iter().for_each(|said| guard.heard(said));
+            if hygiene::length_is_said_twice(answer.headers()) {
+                answer.body_mut().is_the_last();
+            }
             Ok(answer)
         }
-        Ok(Err(error)) if error.is_connect() => {
+        Ok(Err(error @ Unanswered::NotConnected(_))) => {
             guard.not_sent();
             Err(Failure::Unreachable(causes(&error)))
         }
-        Ok(Err(error)) => Err(Failure::Broken(causes(&error))),
+        Ok(Err(error @ Unanswered::Broken(_))) => Err(Failure::Broken(causes(&error))),
         Err(_elapsed) => Err(Failure::TimedOut),
     }
 }

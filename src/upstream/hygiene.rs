@@ -3,6 +3,8 @@
 //! A caller's end-to-end headers reach the provider, but for credentials, forwarding headers and anything that names a tenant. A
 //! provider's reach the caller, but for its limits, its cookies and its account: those are the operator's, not the tenant's.
 
+use std::collections::HashSet;
+
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue};
 
@@ -32,6 +34,13 @@ pub fn inbound(headers: &HeaderMap) -> HeaderMap {
             || text.starts_with("x-tollgate-");
         !limits && !is_operators_own(text)
     })
+}
+
+/// Whether a provider's answer has both a length and chunks (RFC 9112 §6.3): one hop may have read it by the one, and one by the other.
+#[must_use]
+pub fn length_is_said_twice(headers: &HeaderMap) -> bool {
+    let lengths = headers.get_all(header::CONTENT_LENGTH).iter().count();
+    lengths > 1 || (lengths == 1 && headers.contains_key(header::TRANSFER_ENCODING))
 }
 
 /// Meant for one connection, whatever `Connection` says.
@@ -64,7 +73,15 @@ fn is_callers_own(name: &str) -> bool {
             | "referer"
             | "openai-organization"
             | "openai-project"
+            | "x-goog-user-project"
+            | "via"
             | "x-real-ip"
+            | "x-client-ip"
+            | "x-cluster-client-ip"
+            | "x-original-url"
+            | "x-rewrite-url"
+            | "x-request-id"
+            | "cf-connecting-ip"
             | "x-tenant"
             | "x-tenant-id"
             | "true-client-ip"
@@ -101,7 +118,7 @@ fn keep(headers: &HeaderMap, wanted: impl Fn(&HeaderName) -> bool) -> HeaderMap 
 }
 
 /// What `Connection` names is hop-by-hop too.
-fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+fn named_by_connection(headers: &HeaderMap) -> HashSet<HeaderName> {
     let values = headers.get_all(header::CONNECTION);
     let tokens = values.iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
     tokens.filter_map(|token| token.trim().parse().ok()).collect()
@@ -129,6 +146,10 @@ mod tests {
             ("x-tenant-id", "contoso"),
             ("x-tollgate-tenant", "contoso"),
             ("x-forwarded-for", "10.0.0.1"),
+            ("forwarded", "for=10.0.0.1"),
+            ("via", "1.1 a"),
+            ("x-original-url", "/admin"),
+            ("x-request-id", "theirs"),
             ("openai-organization", "org"),
             ("cookie", "a=b"),
             ("anthropic-version", "2026-10-21"),

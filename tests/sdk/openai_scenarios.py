@@ -1,6 +1,6 @@
 """What an application does with the official OpenAI SDK, one function for each scenario."""
 
-from openai import OpenAI, OpenAIError
+from openai import AzureOpenAI, OpenAI, OpenAIError
 
 from scenario import GATEWAY, KEY, PROMPT, failure, run
 
@@ -83,6 +83,61 @@ def streamed(chunks):
     }
 
 
+def completion(stream):
+    """Text completions, whole or put together from a stream."""
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=16, n=2, stream=stream)
+    if not stream:
+        return {
+            "texts": [choice.text for choice in answer.choices],
+            "usage": usage_of(answer),
+        }
+    texts, usage_chunks = {}, 0
+    for chunk in answer:
+        usage_chunks += chunk.usage is not None
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+    return {"texts": [texts[index] for index in sorted(texts)], "usage_chunks": usage_chunks}
+
+
+def told(response):
+    usage = response.usage
+    return {
+        "text": response.output_text,
+        "status": response.status,
+        "store": getattr(response, "store", None),
+        "usage": {"input": usage.input_tokens, "output": usage.output_tokens, "total": usage.total_tokens},
+    }
+
+
+def response(speaker=None, **more):
+    speaker = speaker or client
+    return told(speaker.responses.create(model=MODEL, input=PROMPT, max_output_tokens=16, **more))
+
+
+def response_stream():
+    text, last = "", None
+    for event in client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=16, stream=True):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        if event.type in ("response.completed", "response.incomplete"):
+            last = told(event.response)
+    return {"deltas": text, "last": last}
+
+
+def azure():
+    return AzureOpenAI(azure_endpoint=GATEWAY, api_key=KEY, api_version="2024-10-21")
+
+
+def azure_chat():
+    """Azure's client names the deployment in the path, and sends its key in a header of its own."""
+    return whole(azure().chat.completions.create(model=MODEL, messages=MESSAGES, max_completion_tokens=16))
+
+
+def kept():
+    """What an application is told that wants something kept, where nothing may be."""
+    return failure(lambda: response(store=True), OpenAIError)
+
+
 def embeddings():
     answer = client.embeddings.create(model="text-embedding-4", input=["a river", "a border"])
     return {
@@ -125,6 +180,13 @@ run(
         "tools_stream": lambda: streamed(create(tools=[WEATHER], tool_choice=FORCED, stream=True)),
         "three_choices": lambda: whole(create(n=3)),
         "three_choices_stream": lambda: streamed(create(n=3, stream=True)),
+        "completion": lambda: completion(False),
+        "completion_stream": lambda: completion(True),
+        "response": response,
+        "response_stream": response_stream,
+        "azure_chat": azure_chat,
+        "azure_response": lambda: response(azure()),
+        "kept": kept,
         "embeddings": embeddings,
         "models": lambda: {"ids": [model.id for model in client.models.list()]},
         "aborted": aborted,

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tollgate::admin::AdminToken;
-use tollgate::gateway::{Gateway, GatewayOptions};
+use tollgate::gateway::{First, Gateway, GatewayOptions};
 use tollgate::limit::Options;
-use tollgate::node::{Node, Snapshot};
+use tollgate::node::Node;
 use tollgate::proxy::{EdgeOptions, ServerOptions};
 use tollgate::simulated;
 
@@ -69,15 +69,18 @@ impl Inside {
             listen: loopback(),
             admin: loopback(),
             token: AdminToken::given(OPERATOR).expect("it is not empty"),
+            admin_tls: None,
+            users: None,
+            ledger: None,
             policy_file: None,
+            data: None,
             limiter: Options::default(),
             edge: EdgeOptions::default(),
             server: ServerOptions::default(),
         };
         set(&mut options);
-        let gateway = Gateway::start(Snapshot::first(parsed(&policy)), options)
-            .await
-            .expect("loopback has two free ports");
+        let first = First::Document { text: policy.yaml(), name: "the test's policy".to_owned() };
+        let gateway = Gateway::start(first, options).await.expect("loopback has two free ports");
         Inside { provider, gateway, client: Client::new(), folder }
     }
 

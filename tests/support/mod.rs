@@ -10,6 +10,8 @@
 #![allow(dead_code, unused_imports, reason = "each test binary compiles this module and uses its own part")]
 
 pub mod client;
+pub mod cluster;
+pub mod http2;
 pub mod inside;
 pub mod keys;
 pub mod policy;
@@ -18,6 +20,7 @@ pub mod scripted;
 pub mod tap;
 
 pub use client::{Client, Response};
+pub use cluster::{Beginning, Cluster, Peer};
 pub use inside::Inside;
 pub use keys::Key;
 pub use policy::Policy;

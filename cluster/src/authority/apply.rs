@@ -3,14 +3,19 @@
 use std::collections::BTreeSet;
 
 use super::{
-    ADDRESS_MAX, Authority, Basis, Command, ENDED_MAX, Effect, Holding, Member, NODES_MAX, Position,
-    REMOVED_MAX, Rejection, Session, Standing,
+    ADDRESS_MAX, Authority, Basis, Command, ENDED_MAX, ENDED_REMOVED_MAX, Effect, Holding, Member, NODES_MAX,
+    Position, REMOVED_MAX, Rejection, Session, Standing,
 };
+use crate::agreed::{Agreed, At, Nothing};
 use crate::id::{Epoch, Identity, LogIndex, NodeId, SessionId, ShardId, Term};
 use crate::log_time::Stamp;
 use crate::ring::Ring;
 
-type Outcome = Result<Vec<Effect>, Rejection>;
+/// What one command came to.
+pub type Outcome = Result<Vec<Effect>, Rejection>;
+
+/// The founder's number: the log begins with the entry that makes it the only voter.
+pub const FOUNDER: NodeId = NodeId(0);
 
 impl Authority {
     /// Applies the entry at `position`, proposed with `stamp`. Entries come in the order of the log.
@@ -20,6 +25,29 @@ impl Authority {
     /// A [`Rejection`] says why the command changed nothing. It is as much a part of the log's meaning as an effect: every
     /// node rejects the same entries.
     pub fn apply(&mut self, position: Position, stamp: Stamp, command: Command) -> Outcome {
+        self.enter(position, stamp)?;
+        self.dispatch(position, command, &mut Nothing)
+    }
+
+    /// Applies an entry of several commands, in their order and each on its own: one that is rejected does not stop the next. As many
+    /// outcomes as commands.
+    ///
+    /// One new node at most can be admitted, for an entry has one index to number it by. `agreed` is the host's state, which hears of
+    /// fences and removals in the step that makes them.
+    pub fn apply_all(
+        &mut self,
+        position: Position,
+        stamp: Stamp,
+        commands: Vec<Command>,
+        agreed: &mut dyn Agreed,
+    ) -> Vec<Outcome> {
+        if let Err(rejection) = self.enter(position, stamp) {
+            return commands.into_iter().map(|_| Err(rejection.clone())).collect();
+        }
+        commands.into_iter().map(|command| self.dispatch(position, command, agreed)).collect()
+    }
+
+    fn enter(&mut self, position: Position, stamp: Stamp) -> Result<(), Rejection> {
         if self.applied.is_some_and(|applied| position.index <= applied) {
             return Err(Rejection::Repeated { index: position.index });
         }
@@ -27,11 +55,32 @@ impl Authority {
         if stamp.term == position.term {
             self.log_time = self.log_time.max(stamp.time);
         }
-        self.dispatch(position, command)
+        Ok(())
     }
 
-    fn dispatch(&mut self, position: Position, command: Command) -> Outcome {
+    fn dispatch(&mut self, position: Position, command: Command, agreed: &mut dyn Agreed) -> Outcome {
+        if let Command::Host(bytes) = &command {
+            let answer = agreed.apply(self.at(position), bytes);
+            return Ok(vec![Effect::Host(answer.into())]);
+        }
+        let effects = self.obey(position, command)?;
+        for effect in &effects {
+            match *effect {
+                Effect::Fenced { session, .. } => agreed.fenced(self.at(position), session),
+                Effect::Removed { node } => agreed.removed(self.at(position), node),
+                _ => {}
+            }
+        }
+        Ok(effects)
+    }
+
+    fn at(&self, position: Position) -> At<'_> {
+        At { position, time: self.log_time, authority: self }
+    }
+
+    fn obey(&mut self, position: Position, command: Command) -> Outcome {
         match command {
+            Command::Found { identity, address } => self.found(identity, address),
             Command::Admit { identity, address } => self.admit(position.index, identity, address),
             Command::Register { node, session } => self.register(position.index, node, session),
             Command::Fence { session, term } => {
@@ -56,17 +105,28 @@ impl Authority {
                 self.keyring.apply(step, &live)?;
                 Ok(vec![Effect::KeyringChanged])
             }
+            // Dispatched to the host's state.
+            Command::Host(_) => Ok(Vec::new()),
         }
+    }
+
+    fn found(&mut self, identity: Identity, address: String) -> Outcome {
+        let first = self.nodes.is_empty() && self.removed.is_empty();
+        let repeated = self.nodes.get(&FOUNDER).is_some_and(|member| member.identity == identity);
+        if !first && !repeated {
+            return Err(Rejection::Founded);
+        }
+        self.admit(LogIndex(FOUNDER.0), identity, address)
     }
 
     fn admit(&mut self, index: LogIndex, identity: Identity, address: String) -> Outcome {
         if address.is_empty() || address.len() > ADDRESS_MAX {
             return Err(Rejection::BadAddress { length: address.len() });
         }
-        if let Some((&node, _)) = self.removed.iter().find(|&(_, &removed)| removed == identity) {
+        if let Some(node) = self.removed_as(identity) {
             return Err(Rejection::RemovedIdentity { node });
         }
-        let known = self.nodes.iter().find(|(_, member)| member.identity == identity).map(|(&node, _)| node);
+        let known = self.node_of(identity);
         let neighbour =
             self.nodes.iter().find(|&(&node, member)| member.address == address && known != Some(node));
         if let Some((&node, _)) = neighbour {
@@ -75,8 +135,13 @@ impl Authority {
         if known.is_none() && self.nodes.len() >= NODES_MAX {
             return Err(Rejection::Full);
         }
+        // An entry of several commands has one index: it numbers one node.
+        let number = NodeId(index.0);
+        if known.is_none() && (self.nodes.contains_key(&number) || self.removed.contains_key(&number)) {
+            return Err(Rejection::NumberGiven { index });
+        }
 
-        let node = known.unwrap_or(NodeId(index.0));
+        let node = known.unwrap_or(number);
         let session = self.nodes.get(&node).and_then(|member| member.session);
         self.nodes.insert(node, Member { identity, address, session });
         Ok(vec![Effect::Admitted { node }])
@@ -130,6 +195,11 @@ impl Authority {
         if members.is_empty() || members == *self.ring.members() {
             return Err(Rejection::SameRing);
         }
+        // A change may have been closed while an owner had no session that could take its shards, and have got one since. What was
+        // renounced to that can be used in this epoch only, by nobody else, and neither of the two is over: it comes first.
+        if let Some(shard) = self.moving().next() {
+            return Err(Rejection::Moving { shard });
+        }
 
         self.ring = Ring::new(epoch, members);
         self.change_open = true;
@@ -138,8 +208,15 @@ impl Authority {
 
     fn renounce(&mut self, shard: ShardId, session: SessionId, epoch: Epoch, importer: SessionId) -> Outcome {
         self.of_this_epoch(epoch)?;
-        let held =
-            matches!(self.holding(shard), Some(Holding::Held { session: holder, .. }) if holder == session);
+        // Whoever claimed a shard as its owner in this very epoch has nothing to give back to itself: that is a late copy of the
+        // renunciation that its claim rests on, and would take the shard from a session that serves it.
+        let gives = |holder: SessionId, claimed: Epoch| {
+            holder == session && (importer != session || claimed != epoch)
+        };
+        let held = matches!(
+            self.holding(shard),
+            Some(Holding::Held { session: holder, epoch: claimed, .. }) if gives(holder, claimed)
+        );
         if !held {
             return Err(Rejection::NotHolder { shard, session });
         }
@@ -191,11 +268,12 @@ impl Authority {
         }
 
         self.removed.insert(node, member.identity);
-        if self.removed.len() > REMOVED_MAX {
-            self.removed.pop_first();
-        }
+        let forgotten = if self.removed.len() > REMOVED_MAX { self.removed.pop_first() } else { None };
         self.nodes.remove(&node);
         self.forget_ended(node);
+        if let Some((oldest, _)) = forgotten {
+            self.forget_ended(oldest);
+        }
         self.keyring.forget(node);
         Ok(vec![Effect::Removed { node }])
     }
@@ -221,7 +299,11 @@ impl Authority {
 
     /// Forgets the oldest ended sessions of `node` that no shard names, beyond what a member is remembered by.
     fn forget_ended(&mut self, node: NodeId) {
-        let keep = if self.nodes.contains_key(&node) { ENDED_MAX } else { 0 };
+        let keep = match node {
+            node if self.nodes.contains_key(&node) => ENDED_MAX,
+            node if self.removed.contains_key(&node) => ENDED_REMOVED_MAX,
+            _ => 0,
+        };
         let mut ended: Vec<(LogIndex, SessionId)> = self
             .sessions
             .iter()

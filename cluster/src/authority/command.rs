@@ -1,5 +1,7 @@
 //! What the log says to the authority, and what the authority answers.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Epoch, Identity, LogIndex, NodeId, SessionId, ShardId, Term};
@@ -28,6 +30,14 @@ pub enum Basis {
 /// An entry of the log. Each names all that it depends on, so that a late or repeated one is recognised and rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Command {
+    /// Make the folder `identity`, reached at `address`, the first member of a cluster that has none. Its number is 0: the index of
+    /// the entry that began the log with it as the only voter.
+    Found {
+        /// The folder.
+        identity: Identity,
+        /// `host:port` for peers, at most [`super::ADDRESS_MAX`] bytes.
+        address: String,
+    },
     /// Make the folder `identity`, reached at `address`, a member, or give a member its new address.
     Admit {
         /// The folder.
@@ -94,10 +104,12 @@ pub enum Command {
     },
     /// A step in the rotation of the cluster secret.
     Keyring(KeyringCommand),
+    /// A command of the host, in its own encoding: at most [`crate::agreed::COMMAND_MAX`] bytes.
+    Host(Arc<[u8]>),
 }
 
 /// What an entry brought about.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Effect {
     /// A folder has its number: a new one, or the one it has had.
     Admitted {
@@ -156,10 +168,12 @@ pub enum Effect {
     },
     /// The keys are no longer what they were.
     KeyringChanged,
+    /// What the host's state answered to a command of its own.
+    Host(Arc<[u8]>),
 }
 
 /// Why an entry changed nothing but the position and the log time.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Rejection {
     /// The entry was applied before.
     #[error("entry {index} was applied before: nothing to do")]
@@ -174,6 +188,15 @@ pub enum Rejection {
         decided: Term,
         /// When it was committed.
         committed: Term,
+    },
+    /// The cluster has had members.
+    #[error("this cluster has been founded: join it instead")]
+    Founded,
+    /// The entry's number was given to another node by an earlier command of it.
+    #[error("entry {index} has given its number to a node: admit one new node per entry, and try again")]
+    NumberGiven {
+        /// The entry.
+        index: LogIndex,
     },
     /// No such member.
     #[error("node {node} is not a member: join the cluster first")]

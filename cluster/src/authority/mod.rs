@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+pub use self::apply::{FOUNDER, Outcome};
 pub use self::command::{Basis, Command, Effect, Position, Rejection};
 use crate::id::{ClusterId, Epoch, Identity, LogIndex, NodeId, SessionId, ShardId};
 use crate::keyring::Keyring;
@@ -40,6 +41,10 @@ pub const ADDRESS_MAX: usize = 259;
 /// How many ended sessions of a node are remembered beside those that a shard still names. They only recognise a late
 /// duplicate of a registration, and none survives 64 restarts in a queue.
 pub const ENDED_MAX: usize = 64;
+
+/// As [`ENDED_MAX`], of a node that is removed. Removing it must not make its last lives unknown: a shard that is on its way then,
+/// or a node that lags, has yet to end what they left open.
+pub const ENDED_REMOVED_MAX: usize = 2;
 
 /// How many removed folders are remembered, those of the highest numbers. A folder knows itself that it ever joined; this only words the refusal
 /// where its own note is gone.
@@ -159,6 +164,25 @@ impl Authority {
         &self.nodes
     }
 
+    /// The number of the member whose data folder is `identity`.
+    #[must_use]
+    pub fn node_of(&self, identity: Identity) -> Option<NodeId> {
+        self.nodes.iter().find(|(_, member)| member.identity == identity).map(|(&node, _)| node)
+    }
+
+    /// Whether `node` was a member and is removed, as far as that is remembered. One whose admission is not applied here yet is not.
+    #[must_use]
+    pub fn is_removed(&self, node: NodeId) -> bool {
+        self.removed.contains_key(&node)
+    }
+
+    /// The number that the removed member had whose data folder is `identity`, as far as that is remembered. It never comes back, so
+    /// any log that says so is right, however old.
+    #[must_use]
+    pub fn removed_as(&self, identity: Identity) -> Option<NodeId> {
+        self.removed.iter().find(|&(_, &removed)| removed == identity).map(|(&node, _)| node)
+    }
+
     /// The ring.
     #[must_use]
     pub const fn ring(&self) -> &Ring {
@@ -197,6 +221,11 @@ impl Authority {
             .map(|(&id, &session)| (id, session))
     }
 
+    /// Every session that is known to be over, in order of their names.
+    pub fn ended(&self) -> impl Iterator<Item = SessionId> {
+        self.sessions.iter().filter(|(_, session)| session.standing == Standing::Fenced).map(|(&id, _)| id)
+    }
+
     /// Whether `session` is known to be over. What is not known is not known to be over.
     #[must_use]
     pub fn is_fenced(&self, session: SessionId) -> bool {
@@ -227,6 +256,27 @@ impl Authority {
     pub fn holder(&self, shard: ShardId) -> Option<(NodeId, SessionId)> {
         let Some(Holding::Held { session, .. }) = self.holding(shard) else { return None };
         Some((self.sessions.get(&session)?.node, session))
+    }
+
+    /// Whether any shard names `session`: it holds it, has renounced it, or is to import it.
+    #[must_use]
+    pub fn holds(&self, session: SessionId) -> bool {
+        self.holdings.values().any(|holding| match *holding {
+            Holding::Held { session: holder, .. } => holder == session,
+            Holding::Renounced { from, importer, .. } => from == session || importer == session,
+        })
+    }
+
+    /// How many shards each session is recorded to hold.
+    #[must_use]
+    pub fn shares(&self) -> BTreeMap<SessionId, usize> {
+        let mut shares = BTreeMap::new();
+        for holding in self.holdings.values() {
+            if let Holding::Held { session, .. } = *holding {
+                *shares.entry(session).or_default() += 1;
+            }
+        }
+        shares
     }
 
     /// Whether `session` may take `shard` over with `basis`, as far as the last holder is concerned.

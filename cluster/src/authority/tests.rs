@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::agreed::Nothing;
 use crate::id::Term;
 use crate::keyring::{KeyId, KeyringCommand, KeyringRefusal};
 use crate::log_time::Stamp;
@@ -134,6 +135,32 @@ fn an_empty_folder_at_a_known_address_is_refused_until_the_old_number_is_removed
 }
 
 #[test]
+fn a_log_that_does_not_name_a_node_yet_does_not_say_that_it_is_removed() {
+    let mut log = Log::new();
+    log.admit(1);
+    let next = NodeId(log.next);
+    assert!(!log.authority.nodes().contains_key(&next) && !log.authority.is_removed(next));
+    assert_eq!((log.admit(2), log.authority.node_of(Identity(2))), (next, Some(next)));
+    log.apply(Command::Remove { node: next });
+    assert!(log.authority.is_removed(next));
+    assert_eq!(log.authority.node_of(Identity(2)), None);
+}
+
+#[test]
+fn that_a_removed_nodes_last_session_is_over_stays_known() {
+    let mut log = Log::new();
+    let node = log.admit(1);
+    for session in 20..30 {
+        let session = log.register(node, session);
+        log.fence(session);
+    }
+    log.apply(Command::Remove { node });
+    // A shard that was sealed before the fence and is opened after the removal has yet to be told.
+    assert!(log.authority.is_fenced(SessionId(29)));
+    assert_eq!(log.authority.ended().count(), ENDED_REMOVED_MAX);
+}
+
+#[test]
 fn a_node_in_service_is_not_removed() {
     let mut log = Log::new();
     let (a, b) = (log.admit(1), log.admit(2));
@@ -149,6 +176,51 @@ fn a_node_in_service_is_not_removed() {
         log.rejects(Command::Register { node: b, session: SessionId(21) }),
         Rejection::NoSuchNode { node: b }
     );
+}
+
+#[test]
+fn a_cluster_is_founded_once_and_its_founder_is_number_0() {
+    let found =
+        |identity, address: &str| Command::Found { identity: Identity(identity), address: address.into() };
+    let mut log = Log::new();
+    log.next = 2;
+    assert_eq!(log.apply(found(1, "a:1")), [Effect::Admitted { node: FOUNDER }]);
+    assert_eq!(log.apply(found(1, "a:2")), [Effect::Admitted { node: FOUNDER }], "a repeat, moved house");
+    assert_eq!(log.authority.nodes()[&FOUNDER].address, "a:2");
+    assert_eq!(log.rejects(found(2, "b:1")), Rejection::Founded);
+    log.apply(Command::Remove { node: FOUNDER });
+    assert_eq!(log.rejects(found(2, "b:1")), Rejection::Founded);
+    assert_eq!(log.rejects(found(1, "a:1")), Rejection::Founded);
+}
+
+#[test]
+fn an_entry_of_several_commands_numbers_one_node_and_a_rejection_does_not_stop_the_next() {
+    let mut authority = Authority::new(ClusterId(1));
+    let admit =
+        |identity, address: &str| Command::Admit { identity: Identity(identity), address: address.into() };
+    let (at, stamp) = (LogIndex(7), Stamp { term: T1, time: LogTime(0) });
+    let entry = vec![
+        admit(1, ""),
+        admit(1, "a:1"),
+        admit(2, "b:1"),
+        Command::Remove { node: NodeId(7) },
+        admit(2, "b:1"),
+        Command::Register { node: NodeId(7), session: SessionId(1) },
+    ];
+    let admitted = Ok(vec![Effect::Admitted { node: NodeId(7) }]);
+    assert_eq!(
+        authority.apply_all(Position { index: at, term: T1 }, stamp, entry.clone(), &mut Nothing),
+        [
+            Err(Rejection::BadAddress { length: 0 }),
+            admitted,
+            Err(Rejection::NumberGiven { index: at }),
+            Ok(vec![Effect::Removed { node: NodeId(7) }]),
+            Err(Rejection::NumberGiven { index: at }),
+            Err(Rejection::NoSuchNode { node: NodeId(7) }),
+        ]
+    );
+    let again = authority.apply_all(Position { index: at, term: T1 }, stamp, entry, &mut Nothing);
+    assert_eq!(again, vec![Err(Rejection::Repeated { index: at }); 6]);
 }
 
 #[test]
@@ -365,6 +437,39 @@ fn a_change_whose_new_owner_died_can_be_closed_and_undone() {
     log.apply(log.claim(shard, holder, Basis::Cold));
 }
 
+/// The owner was gone when the change was closed, and is back: what is renounced to it now can be used in this epoch only.
+#[test]
+fn a_ring_does_not_change_under_a_move_that_began_after_the_last_change_was_closed() {
+    let (mut log, shard, holder, importer) = moving();
+    let (a, b) = (log.authority.session(holder).unwrap().node, log.authority.session(importer).unwrap().node);
+    log.fence(importer);
+    log.apply(log.close());
+    let back = log.register(b, 21);
+    log.apply(log.renounce(shard, holder, back));
+    assert!(matches!(log.rejects(log.change_to(&[a])), Rejection::Moving { .. }));
+
+    log.apply(log.claim(shard, back, Basis::Import));
+    for shard in log.authority.moving().collect::<Vec<_>>() {
+        log.apply(log.renounce(shard, holder, back));
+        log.apply(log.claim(shard, back, Basis::Import));
+    }
+    log.ring(&[a]);
+}
+
+#[test]
+fn a_late_copy_of_a_renunciation_to_oneself_takes_nothing_away() {
+    let (mut log, shard, holder, importer) = moving();
+    let a = log.authority.session(holder).unwrap().node;
+    // The new owner dies, and the ring gives the sealed shard back to who sealed it.
+    log.fence(importer);
+    log.apply(log.close());
+    log.ring(&[a]);
+    let renounce = log.renounce(shard, holder, holder);
+    log.apply(renounce.clone());
+    log.apply(log.claim(shard, holder, Basis::Import));
+    assert_eq!(log.rejects(renounce), Rejection::NotHolder { shard, session: holder });
+}
+
 #[test]
 fn a_ring_names_members_and_differs_from_the_last() {
     let mut log = Log::new();
@@ -406,6 +511,7 @@ fn entries() -> impl Strategy<Value = Vec<(Term, Stamp, Command)>> {
     let term = || prop_oneof![8 => Just(T1), 1 => Just(T2)];
     let basis = prop_oneof![Just(Basis::First), Just(Basis::Import), Just(Basis::Cold)];
     let command = prop_oneof![
+        1 => (0..3u128).prop_map(|at| Command::Found { identity: Identity(at), address: format!("{at}:1") }),
         2 => (0..4u128).prop_map(|at| Command::Admit { identity: Identity(at), address: format!("{}:1", at % 3) }),
         4 => (node(), session()).prop_map(|(node, session)| Command::Register { node, session }),
         3 => (session(), term()).prop_map(|(session, term)| Command::Fence { session, term }),
@@ -434,6 +540,18 @@ fn apply(
 }
 
 proptest! {
+    /// An entry of one command is that command.
+    #[test]
+    fn one_command_alone_is_an_entry_of_one(log in entries()) {
+        let (mut alone, mut listed) = (Authority::new(ClusterId(1)), Authority::new(ClusterId(1)));
+        for (index, (term, stamp, command)) in log.into_iter().enumerate() {
+            let position = Position { index: LogIndex(index as u64), term };
+            let outcome = alone.apply(position, stamp, command.clone());
+            prop_assert_eq!(listed.apply_all(position, stamp, vec![command], &mut Nothing), vec![outcome]);
+            prop_assert_eq!(&alone, &listed);
+        }
+    }
+
     /// Any snapshot and the entries after it, some of them repeated, give what the whole log gives.
     #[test]
     fn a_snapshot_and_a_suffix_are_the_whole_log(log in entries(), cut in 0..80usize, overlap in 0..10usize) {

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::{Announcement, Export, Start};
-use crate::authority::{Authority, Basis, Command, Holding};
+use crate::authority::{Authority, Basis, Command, Holding, Standing};
 use crate::id::{Epoch, SessionId, ShardId, Version};
+use crate::mutant;
 
 /// A shard that the ring gives to this session and that it does not serve yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +80,8 @@ impl<P> Incoming<P> {
         }
         let renounced =
             Holding::Renounced { from: export.from, epoch: export.epoch, importer: export.importer };
-        if authority.holding(shard) != Some(renounced) || export.epoch != authority.epoch() {
+        let now = authority.holding(shard) == Some(renounced) && export.epoch == authority.epoch();
+        if !now && !mutant::is("stale_handoff") {
             return Err(ImportRefusal::NotRenounced(shard));
         }
         if applied < export.version {
@@ -158,8 +160,9 @@ impl Serving {
         }
     }
 
-    /// Stops waiting for who is over.
+    /// Stops waiting for who is over: fenced, or so long ago that the log has forgotten it.
     pub(super) fn observe(&mut self, authority: &Authority) {
-        self.awaited.retain(|&session| !authority.is_fenced(session));
+        let lives = |session| authority.standing(session).is_some_and(|standing| standing < Standing::Fenced);
+        self.awaited.retain(|&session| lives(session));
     }
 }

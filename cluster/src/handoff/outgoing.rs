@@ -31,8 +31,27 @@ pub enum Progress {
 
 impl<P> Outgoing<P> {
     /// Seals `shard`, which `session` serves, with the state it has at this instant, made under `version`.
-    pub(super) const fn seal(shard: ShardId, session: SessionId, version: Version, payload: P) -> Self {
+    #[must_use]
+    pub const fn seal(shard: ShardId, session: SessionId, version: Version, payload: P) -> Self {
         Self { shard, session, version, payload }
+    }
+
+    /// Which shard.
+    #[must_use]
+    pub const fn shard(&self) -> ShardId {
+        self.shard
+    }
+
+    /// The version that it was sealed under.
+    #[must_use]
+    pub const fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The state that it was sealed with.
+    #[must_use]
+    pub const fn payload(&self) -> &P {
+        &self.payload
     }
 
     /// How far it has come.

@@ -67,7 +67,7 @@ impl<P> Slot<P> {
                 serving.observe(authority);
                 (Stage::Serving(serving), None)
             }
-            Stage::Outgoing(outgoing) => (self.outgoing(outgoing, authority), None),
+            Stage::Outgoing(outgoing) => (self.handed_over(outgoing, authority), None),
             Stage::Incoming(incoming) => match incoming.claimed(authority) {
                 Ok((serving, start)) => (Stage::Serving(serving), Some(Change::Open(start))),
                 Err(incoming) if self.is_ours(authority) => (Stage::Incoming(incoming), None),
@@ -79,12 +79,13 @@ impl<P> Slot<P> {
         change
     }
 
-    /// Whether to seal it now: the ring gives it to another node, and that has a session to take it.
+    /// Whether to seal it now: the ring gives it to another node, and that has a session to take it. Not before everybody has
+    /// announced what it holds open: an export is taken to hold all of it.
     #[must_use]
     pub fn is_leaving(&self, authority: &Authority) -> bool {
         let owner = authority.ring().owner(self.shard);
         let wanted = owner.is_some_and(|owner| owner != self.node && authority.serving(owner).is_some());
-        wanted && matches!(self.stage, Stage::Serving(_))
+        wanted && matches!(&self.stage, Stage::Serving(serving) if serving.is_complete())
     }
 
     /// Seals it with the state that it has at this instant, made under `version`. It answers nothing more.
@@ -157,13 +158,22 @@ impl<P> Slot<P> {
         }
     }
 
+    /// What was sealed here and not claimed since.
+    #[must_use]
+    pub const fn outgoing(&self) -> Option<&Outgoing<P>> {
+        match &self.stage {
+            Stage::Outgoing(outgoing) => Some(outgoing),
+            _ => None,
+        }
+    }
+
     /// Whether it was sealed here and not claimed since.
     #[must_use]
     pub const fn is_sealed(&self) -> bool {
         matches!(self.stage, Stage::Outgoing(_))
     }
 
-    fn outgoing(&self, outgoing: Outgoing<P>, authority: &Authority) -> Stage<P> {
+    fn handed_over(&self, outgoing: Outgoing<P>, authority: &Authority) -> Stage<P> {
         match outgoing.progress(authority) {
             Progress::Renounced { importer, .. } if importer == self.session => {
                 Stage::Incoming(Incoming::returned(self.shard, self.session, outgoing.into_payload()))

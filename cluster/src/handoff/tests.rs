@@ -24,6 +24,19 @@ struct Cluster {
 }
 
 impl Cluster {
+    /// `a` is fenced and `b` has started its shard cold; `third` is the session of another node, which may hold something open.
+    fn cold_beside(third: SessionId) -> (Self, ShardId, NodeId) {
+        let (mut cluster, shard) = Self::changing();
+        cluster.apply(Command::Admit { identity: Identity(3), address: "c:1".into() });
+        let node = *cluster.authority.nodes().keys().max().unwrap();
+        cluster.apply(Command::Register { node, session: third });
+        cluster.fence(A);
+        cluster.observe();
+        cluster.propose(B).unwrap();
+        cluster.observe();
+        (cluster, shard, node)
+    }
+
     /// `a` serves the shard; the ring has just been changed to give it to `b`.
     fn changing() -> (Self, ShardId) {
         let (a, b) = (NodeId(0), NodeId(1));
@@ -224,15 +237,8 @@ fn rule_6_a_dead_owners_shards_start_cold_after_its_fence_and_not_before() {
 
 #[test]
 fn rule_8_a_cold_start_is_complete_once_every_unfenced_session_has_announced_or_is_fenced() {
-    let (mut cluster, shard) = Cluster::changing();
     let gone = SessionId(30);
-    cluster.apply(Command::Admit { identity: Identity(3), address: "c:1".into() });
-    let c = *cluster.authority.nodes().keys().max().unwrap();
-    cluster.apply(Command::Register { node: c, session: gone });
-    cluster.fence(A);
-    cluster.observe();
-    cluster.propose(B).unwrap();
-    cluster.observe();
+    let (mut cluster, shard, _) = Cluster::cold_beside(gone);
     let complete = |cluster: &Cluster| cluster.new.serving().unwrap().is_complete();
     assert!(!complete(&cluster));
 
@@ -245,6 +251,40 @@ fn rule_8_a_cold_start_is_complete_once_every_unfenced_session_has_announced_or_
     cluster.fence(gone);
     cluster.observe();
     assert!(complete(&cluster));
+}
+
+/// Fenced and removed in one step, as a snapshot shows it: the log does not know the session any more.
+#[test]
+fn rule_8_a_session_that_the_log_has_forgotten_is_not_waited_for() {
+    let gone = SessionId(30);
+    let (mut cluster, shard, c) = Cluster::cold_beside(gone);
+    cluster.new.announced(&Announcement { shard, holder: B, epoch: Epoch(2), from: B });
+    assert_eq!(cluster.new.serving().unwrap().awaited(), &[gone].into());
+    cluster.fence(gone);
+    cluster.apply(Command::Remove { node: c });
+    cluster.observe();
+    assert!(cluster.new.serving().unwrap().is_complete());
+}
+
+#[test]
+fn rule_8_a_shard_is_not_sealed_before_all_that_is_open_is_known() {
+    let (mut cluster, shard) = Cluster::changing();
+    cluster.fence(A);
+    cluster.observe();
+    cluster.propose(B).unwrap();
+    cluster.observe();
+    // The first node is back, and the ring wants the shard there.
+    cluster.apply(Command::Register { node: cluster.a, session: SessionId(11) });
+    for moving in cluster.authority.moving().collect::<Vec<_>>() {
+        let epoch = cluster.authority.epoch();
+        cluster.apply(Command::Claim { shard: moving, session: B, epoch, basis: Basis::Cold });
+    }
+    cluster.close();
+    cluster.change(&[cluster.a]);
+    cluster.observe();
+    assert!(!cluster.new.is_leaving(&cluster.authority));
+    cluster.new.announced(&Announcement { shard, holder: B, epoch: Epoch(2), from: B });
+    assert!(cluster.new.is_leaving(&cluster.authority));
 }
 
 // What may be answered.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{Answer, Renewal, RenewalRefusal, Reply, Required, Timing};
 use crate::authority::{Authority, Command, Standing};
 use crate::id::{LogIndex, SessionId, Term, Version};
+use crate::mutant;
 use crate::time::{Moment, Span};
 
 /// How many sessions may wait for a confirmation: more than a full cluster has. Beyond it, who asks asks again.
@@ -168,6 +169,21 @@ impl Grantor {
         since.map_or(Span::default(), |since| now.since(since))
     }
 
+    /// Whether `session` was granted something within the last `within`, and may be again.
+    #[must_use]
+    pub fn is_leased(&self, session: SessionId, now: Moment, within: Span) -> bool {
+        let record = self.sessions.get(&session).filter(|record| record.condemned.is_none());
+        let granted = record.and_then(|record| record.last_granted);
+        granted.is_some_and(|granted| now.since(granted) < within)
+    }
+
+    /// The most that can be left of the lease of `session`, by what was granted here.
+    #[must_use]
+    pub fn left(&self, session: SessionId, now: Moment) -> Span {
+        let granted = self.sessions.get(&session).and_then(|record| record.last_granted);
+        granted.map_or(Span::default(), |granted| granted.plus(self.timing.held()).since(now))
+    }
+
     /// When to call [`Self::handle_timeout`] next, if a fence is due at all.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Moment> {
@@ -194,6 +210,9 @@ impl Grantor {
         if term != self.term {
             return Some(RenewalRefusal::NotLeading);
         }
+        if mutant::is("stale_epoch_renewal") {
+            return None;
+        }
         match authority.standing(session) {
             None => Some(RenewalRefusal::Unknown),
             Some(Standing::Condemned | Standing::Fenced) => Some(RenewalRefusal::Condemned),
@@ -206,6 +225,9 @@ impl Grantor {
 
     /// When the last lease of a condemned session is over.
     fn over(&self, record: &Record) -> Option<Moment> {
+        if mutant::is("no_wait_out") {
+            return record.condemned;
+        }
         let last_granted = record.last_granted.unwrap_or(self.began);
         Some(record.condemned?.max(last_granted).plus(self.timing.waited()))
     }

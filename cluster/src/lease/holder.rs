@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Answer, Renewal, RenewalRefusal, Reply, Required, Timing};
 use crate::id::SessionId;
+use crate::mutant;
 use crate::time::{Moment, Span};
 
 /// How many requests may be unanswered: with one every L/4, an older one's lease would be over before its answer came.
@@ -129,7 +130,7 @@ impl Holder {
     ///
     /// [`Ignored`] when the reply is not to this session, not to a waiting request, or too late to be of use.
     pub fn handle_reply(&mut self, reply: Reply, now: Moment) -> Result<(), Ignored> {
-        if reply.session != self.session {
+        if reply.session != self.session && !mutant::is("no_incarnation") {
             return Err(Ignored::OtherSession(reply.session));
         }
         let Some(&(_, sent)) = self.pending.iter().find(|&&(sequence, _)| sequence == reply.sequence) else {
@@ -154,6 +155,9 @@ impl Holder {
     ///
     /// [`LeaseRefusal`] when no lease runs at `now`, or none whose requirements are applied.
     pub fn check(&self, now: Moment, applied: Required) -> Result<Moment, LeaseRefusal> {
+        if mutant::is("no_expiry") && !self.grants.is_empty() {
+            return Ok(Moment::from_nanos(u64::MAX));
+        }
         let running = || self.grants.iter().filter(|grant| now < grant.until);
         let usable =
             running().filter(|grant| grant.required.is_met_by(applied)).map(|grant| grant.until).max();
@@ -183,7 +187,8 @@ impl Holder {
         required: Required,
         now: Moment,
     ) -> Result<(), Ignored> {
-        let until = sent.plus(self.timing.held());
+        let from = if mutant::is("from_receipt") { now } else { sent };
+        let until = from.plus(self.timing.held());
         if self.condemned || until <= now {
             return Err(Ignored::TooLate(sequence));
         }

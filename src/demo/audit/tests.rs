@@ -1,6 +1,6 @@
 //! Each law of the audit, broken in one place.
 
-use super::super::evidence::{Estimate, Page};
+use super::super::evidence::{Estimate, NodeSays, Page};
 use super::*;
 use crate::limit::Books;
 use crate::simulated::Stats;
@@ -24,6 +24,7 @@ fn decision(estimate: (u64, u64), how: &str, why: &str, charged: u64) -> Decisio
 
 fn seen(id: &str, code: Option<&str>, left_with: Option<u64>) -> Seen {
     Seen {
+        node: 0,
         tenant: "acme".to_owned(),
         key: "tg-demo-acme".to_owned(),
         status: Some(if code.is_some() { 429 } else { 200 }),
@@ -83,7 +84,22 @@ fn good() -> Evidence {
     evidence.books =
         Books { reserved: 400, refunded: 83, overage: 7, settled: 224, closed: 100, ..Books::default() };
     evidence.metrics = metrics(0);
+    // Its one tenant is owned by the first; the second has asked it three times.
+    evidence.nodes = vec![node(0, 1, (2, 0)), node(1, 0, (0, 3))];
+    for seen in evidence.seen.iter_mut().take(3) {
+        seen.node = 1;
+    }
     evidence
+}
+
+fn node(id: u64, tenants: u64, (here, elsewhere): (u64, u64)) -> NodeSays {
+    let page = format!(
+        "tollgate_decisions_total{{outcome=\"admitted\",reason=\"none\"}} {}\n\
+         tollgate_owner_decisions_total{{place=\"here\"}} {here}\n\
+         tollgate_owner_decisions_total{{place=\"elsewhere\"}} {elsewhere}\n",
+        here + elsewhere
+    );
+    NodeSays { id, tenants, metrics: Page::read(&page), ..NodeSays::default() }
 }
 
 fn metrics(inflight: u64) -> Page {
@@ -117,7 +133,7 @@ fn a_story_that_everyone_tells_alike_balances() {
     let report = audit(&good(), Span::from_millis(1_500));
     assert_eq!(report.problems, Vec::<String>::new());
     assert!(report.balanced);
-    assert_eq!((report.requests, report.admitted, report.refused), (20, 5, 15));
+    assert_eq!((report.requests, report.admitted, report.refused), (21, 5, 16));
     assert_eq!((report.matched, report.provider_tokens, report.unenforced_tokens), (2, 378, 74));
     let aborted = &report.aborted[0];
     assert_eq!((aborted.difference, aborted.input_difference, aborted.in_flight), (6, 4, 4));
@@ -133,6 +149,13 @@ fn the_report_has_the_names_that_programs_read() {
     }
     assert_eq!(json["balanced"], true);
     assert_eq!(json["seconds"], 1.5);
+    assert_eq!(json["nodes"].as_array().map(Vec::len), Some(2));
+    let second = &json["nodes"][1];
+    for (name, expected) in
+        [("requests", 3), ("tenants_owned", 0), ("decided_here", 0), ("decided_elsewhere", 3)]
+    {
+        assert_eq!(second[name], expected, "{name}: {second}");
+    }
 }
 
 #[test]
@@ -188,8 +211,46 @@ fn books_that_do_not_balance_are_found_by_tenant_and_in_all() {
     });
     assert!(told(&problems, "the books of acme do not balance"), "{problems:?}");
     assert!(told(&problems, "the books do not balance"), "{problems:?}");
-    assert!(told(&problems, "the limiter's books are"), "{problems:?}");
+    assert!(told(&problems, "the owners' books are"), "{problems:?}");
     assert!(told(&problems, "the decisions of acme add up to"), "{problems:?}");
+}
+
+#[test]
+fn what_an_owner_held_for_an_id_that_was_not_used_was_asked_for_again_and_given_back() {
+    let held_twice = |given_back: u128, again: &'static str| {
+        move |evidence: &mut Evidence| {
+            evidence.books.reserved += 100;
+            evidence.books.refunded += given_back;
+            evidence.books.open += 100 - given_back;
+            evidence.metrics = Page::all([metrics(0), Page::read(again)]);
+        }
+    };
+    let again = "tollgate_asked_again_total{reason=\"stale_grant\"} 1";
+    assert_eq!(problems_after(held_twice(100, again)), Vec::<String>::new());
+    for problems in [problems_after(held_twice(99, again)), problems_after(held_twice(100, ""))] {
+        assert!(told(&problems, "the owners' books are"), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_tenant_without_an_owner_and_a_decision_of_nobody_are_found() {
+    let problems = problems_after(|evidence| evidence.nodes[0] = node(0, 0, (2, 0)));
+    assert_eq!(problems, ["0 of 1 tenants have an owner"]);
+    let problems = problems_after(|evidence| {
+        evidence.nodes[1].metrics = Page::read("tollgate_decisions_total{outcome=\"admitted\"} 3");
+    });
+    assert!(told(&problems, "node 1 let 3 requests through"), "{problems:?}");
+    assert!(told(&problems, "there was no decision by another node"), "{problems:?}");
+}
+
+#[test]
+fn a_node_that_is_its_own_cluster_decides_everything_itself() {
+    let mut evidence = good();
+    let admitted = Page::read("tollgate_decisions_total{outcome=\"admitted\"} 5");
+    evidence.nodes = vec![NodeSays { id: 1, tenants: 1, metrics: admitted, ..NodeSays::default() }];
+    let report = audit(&evidence, Span::default());
+    assert_eq!(report.problems, Vec::<String>::new());
+    assert_eq!((report.nodes[0].decided_here, report.nodes[0].decided_elsewhere), (5, 0));
 }
 
 #[test]

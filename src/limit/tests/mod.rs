@@ -1,7 +1,8 @@
 //! Proofs of the limiter's laws: `laws` states each law of `limit/mod.rs` as a property, `model` says naively what is right, and
 //! `transcripts` are stories to read.
 //!
-//! Each law can fail. One line changed in the code turns these red:
+//! Each law can fail. A build with `--cfg mutant` has `cold_full`, `credit_before`, `dedup_early`, `release_on_timeout`,
+//! `double_settle` and `slot_leak`, and each of them turns some of these red. One line changed in the code turns these red:
 //!
 //! | the change | kills |
 //! |---|---|
@@ -23,6 +24,17 @@
 //! | `TenantRules::model_rule`: the shortest prefix wins | `one_model_rule_applies` |
 //! | `Rules::succeed`: what comes back starts full | `a_limit_that_comes_back_starts_empty` |
 //! | `Rules::succeed`: the instant of an edit is 0 | `an_edit_counts_from_its_instant_however_late_the_tenant_follows` |
+//! | `TenantState::receive`: the bucket does not follow to the rate of here | `an_importer_with_other_rates_follows_to_them` |
+//! | `TenantState::receive`: a limit that came back is the one that was exported | `an_importer_that_knows_a_limit_to_have_gone_and_come_back_does_not_refund_it` |
+//! | `Cold::bucket`: an edit is not looked at | `a_rate_that_was_raised_after_a_cold_start_does_not_count_from_before` |
+//! | `Limiter::adopt`: debits | `reported_work_takes_its_slot_and_gets_nothing_back` |
+//! | `Limiter::may_have_lost`: always | `who_lost_nothing_takes_no_reports` |
+//! | `TenantState::newcomer`: begins full whatever the shared slot holds | `a_user_and_its_tenant_stay_below_their_limits` |
+//! | `Slot::refunds`: always | `a_user_and_its_tenant_stay_below_their_limits` |
+//! | `TenantState::beside`: nothing | `who_leaves_the_shared_slot_takes_its_work_in_flight_along` |
+//! | `TenantState::turn_away`: does nothing | `a_million_users_in_a_minute` |
+//! | `TenantState::forget_some`: looks at no name | `a_late_settle_finds_the_user_that_it_debited` |
+//! | `TenantState::forget_some`: forgets whoever is asked | `a_user_who_is_forgotten_had_all_it_may_have` |
 //! | `free_idempotency_key`: whoever holds it | `an_idempotency_key_is_taken_while_its_request_runs_and_after_it_was_sent` |
 
 use std::sync::Arc;
@@ -31,7 +43,10 @@ use super::*;
 
 mod laws;
 mod model;
+mod paid;
 mod transcripts;
+mod travel;
+mod users;
 
 /// A rate that refills `per_minute` and holds `burst`, on total tokens.
 fn tokens(per_minute: u64, burst: u64) -> RateLimit {
@@ -89,7 +104,7 @@ impl Story {
 
     fn bounded(options: Options, tenants: Vec<(Name, TenantRules)>) -> Self {
         let rules = Arc::new(Rules::first(tenants));
-        let limiter = Limiter::new(options, rules.clone());
+        let limiter = Limiter::first(options, rules.clone());
         Self { limiter, rules, now: Moment::default(), ids: 0, options }
     }
 
@@ -114,7 +129,7 @@ impl Story {
 
     fn ask(&mut self, id: ReservationId, tenant: &str, key: &str, model: &str, need: u64) -> Decision {
         let tenant = Name::from(tenant);
-        self.limiter.reserve(self.now, &request(id, &tenant, key, model, Amount::new(need, 0)))
+        self.limiter.reserve(self.now, &request(id, &tenant, key, model, Amount::new(need, 0)), true)
     }
 
     /// Acme asks for `need` tokens.
@@ -179,5 +194,15 @@ fn request<'a>(
     model: &'a str,
     need: Amount,
 ) -> Request<'a> {
-    Request { id, tenant, key, project: None, model, need, idempotency: None }
+    Request {
+        id,
+        tenant,
+        key,
+        user: None,
+        project: None,
+        model,
+        need,
+        idempotency: None,
+        lane: Lane::Regular,
+    }
 }

@@ -54,6 +54,12 @@ impl ExactBucket {
     }
 }
 
+/// A scope, and which user it is of if it is that of users; none for what users share.
+pub(super) type Who = (Scope, Option<u128>);
+
+/// Users, by number.
+pub(super) const USERS: u128 = 3;
+
 /// One scope's rules: the scope, how a model is matched if it is a model rule, rates, slots.
 #[derive(Clone, Debug)]
 pub(super) struct ScopeRule {
@@ -90,7 +96,8 @@ impl TenantRule {
         rules
     }
 
-    fn path(&self, key: &str, project: Option<&str>, model: &str) -> Vec<&ScopeRule> {
+    fn path(&self, ask: &Ask) -> Vec<(Who, &ScopeRule)> {
+        let Ask { key, user, project, model, .. } = *ask;
         let mut models: Vec<&ScopeRule> = self
             .scopes
             .iter()
@@ -104,12 +111,14 @@ impl TenantRule {
         let find = |wanted: Scope| self.scopes.iter().find(|rule| rule.scope == wanted);
         [
             find(Scope::Key(key.into())),
+            user.and_then(|_| find(Scope::User)),
             project.and_then(|id| find(Scope::Project(id.into()))),
             find(Scope::Tenant),
             models.first().copied(),
         ]
         .into_iter()
         .flatten()
+        .map(|rule| ((rule.scope.clone(), user.filter(|_| rule.scope == Scope::User)), rule))
         .collect()
     }
 }
@@ -126,9 +135,9 @@ enum State {
 struct Entry {
     id: u128,
     tenant: usize,
-    path: Vec<Scope>,
+    path: Vec<Who>,
     /// The buckets that it debited, by scope, dimension and life.
-    debited: Vec<(Scope, Dimension, u64)>,
+    debited: Vec<(Who, Dimension, u64)>,
     need: Amount,
     shadowed: Option<Denial>,
     version: u64,
@@ -141,7 +150,7 @@ struct Entry {
 #[derive(Clone, Debug)]
 struct ModelBucket {
     tenant: usize,
-    scope: Scope,
+    who: Who,
     dimension: Dimension,
     life: u64,
     bucket: ExactBucket,
@@ -164,7 +173,7 @@ pub(super) struct Model {
     rules: Vec<Option<TenantRule>>,
     buckets: Vec<ModelBucket>,
     /// Tenant, scope and dimension that any version held.
-    ever: Vec<(usize, Scope, Dimension)>,
+    ever: Vec<(usize, Who, Dimension)>,
     entries: Vec<Entry>,
     keys: Vec<(u128, u128, Option<u64>)>,
     events: Vec<Event>,
@@ -176,6 +185,7 @@ pub(super) struct Ask {
     pub(super) id: u128,
     pub(super) tenant: usize,
     pub(super) key: &'static str,
+    pub(super) user: Option<u128>,
     pub(super) project: Option<&'static str>,
     pub(super) model: &'static str,
     pub(super) need: Amount,
@@ -208,13 +218,18 @@ impl Model {
         self.version += 1;
         let mut buckets = Vec::new();
         for (tenant, rule) in rules.iter().enumerate() {
-            for scope in rule.iter().flat_map(|rule| &rule.scopes) {
+            let scopes = rule.iter().flat_map(|rule| &rule.scopes).flat_map(|rule| {
+                let users = if rule.scope == Scope::User { USERS } else { 0 };
+                let users = (0..users).map(Some).chain([None]);
+                users.map(move |user| ((rule.scope.clone(), user), rule))
+            });
+            for (who, scope) in scopes {
                 for (dimension, rate) in &scope.rates {
-                    let name = (tenant, scope.scope.clone(), *dimension);
+                    let name = (tenant, who.clone(), *dimension);
                     let old = self
                         .buckets
                         .iter()
-                        .find(|bucket| (bucket.tenant, bucket.scope.clone(), bucket.dimension) == name);
+                        .find(|bucket| (bucket.tenant, bucket.who.clone(), bucket.dimension) == name);
                     let (life, bucket) = match old {
                         Some(old) => {
                             let mut bucket = old.bucket.clone();
@@ -230,8 +245,8 @@ impl Model {
                         }
                     };
                     self.ever.push(name);
-                    let (scope, dimension) = (scope.scope.clone(), *dimension);
-                    buckets.push(ModelBucket { tenant, scope, dimension, life, bucket });
+                    let (who, dimension) = (who.clone(), *dimension);
+                    buckets.push(ModelBucket { tenant, who, dimension, life, bucket });
                 }
             }
         }
@@ -239,20 +254,18 @@ impl Model {
         self.rules = rules;
     }
 
-    fn bucket(&mut self, tenant: usize, scope: &Scope, dimension: Dimension) -> Option<&mut ModelBucket> {
+    fn bucket(&mut self, tenant: usize, who: &Who, dimension: Dimension) -> Option<&mut ModelBucket> {
         let now = self.now;
         let mut buckets = self.buckets.iter_mut();
-        let found = buckets.find(|bucket| {
-            bucket.tenant == tenant && bucket.scope == *scope && bucket.dimension == dimension
-        })?;
+        let found = buckets
+            .find(|bucket| bucket.tenant == tenant && bucket.who == *who && bucket.dimension == dimension)?;
         found.bucket.at(now);
         Some(found)
     }
 
-    pub(super) fn inflight(&self, tenant: usize, scope: &Scope) -> u32 {
-        let holds = |entry: &&Entry| {
-            entry.tenant == tenant && entry.state == State::Held && entry.path.contains(scope)
-        };
+    fn inflight(&self, tenant: usize, who: &Who) -> u32 {
+        let holds =
+            |entry: &&Entry| entry.tenant == tenant && entry.state == State::Held && entry.path.contains(who);
         self.entries.iter().filter(holds).count() as u32
     }
 
@@ -291,7 +304,7 @@ impl Model {
         let Some(rule) = self.rules[ask.tenant].clone() else {
             return Verdict::Denied(Denial::UnknownTenant);
         };
-        let path = rule.path(ask.key, ask.project, ask.model);
+        let path = rule.path(&ask);
         let denial = self.refusal(&ask, &path);
         if let (Some(denial), false) = (&denial, rule.shadow) {
             return Verdict::Denied(denial.clone());
@@ -309,12 +322,12 @@ impl Model {
             until: self.now + self.options.reservation_deadline.as_nanos(),
         };
         if denial.is_none() {
-            for rule in &path {
-                entry.path.push(rule.scope.clone());
+            for (who, rule) in &path {
+                entry.path.push(who.clone());
                 for (dimension, _) in &rule.rates {
-                    let bucket = self.bucket(ask.tenant, &rule.scope, *dimension).unwrap();
+                    let bucket = self.bucket(ask.tenant, who, *dimension).unwrap();
                     bucket.bucket.change(-i128::from(ask.need.of(*dimension)));
-                    entry.debited.push((rule.scope.clone(), *dimension, bucket.life));
+                    entry.debited.push((who.clone(), *dimension, bucket.life));
                 }
             }
             self.events.push(Event::Reserved(ask.need.total));
@@ -326,12 +339,12 @@ impl Model {
         denial.map_or(Verdict::Admitted, Verdict::Shadowed)
     }
 
-    fn refusal(&mut self, ask: &Ask, path: &[&ScopeRule]) -> Option<Denial> {
+    fn refusal(&mut self, ask: &Ask, path: &[(Who, &ScopeRule)]) -> Option<Denial> {
         let mut refusals = Vec::new();
-        for rule in path {
+        for (who, rule) in path {
             for (dimension, rate) in &rule.rates {
                 let need = ask.need.of(*dimension);
-                let bucket = &self.bucket(ask.tenant, &rule.scope, *dimension).unwrap().bucket;
+                let bucket = &self.bucket(ask.tenant, who, *dimension).unwrap().bucket;
                 let (scope, dimension, capacity) = (rule.scope.clone(), *dimension, rate.burst);
                 if need == 0 || bucket.level() >= i128::from(need) {
                     continue;
@@ -345,9 +358,9 @@ impl Model {
                 }
             }
         }
-        for rule in path {
+        for (who, rule) in path {
             if let Some(max) = rule.max_inflight
-                && self.inflight(ask.tenant, &rule.scope) >= max
+                && self.inflight(ask.tenant, who) >= max
             {
                 refusals.push((2, Denial::Inflight { scope: rule.scope.clone(), max }));
             }
@@ -419,9 +432,9 @@ impl Model {
     }
 
     fn true_up(&mut self, entry: &Entry, how: Resolution) {
-        for scope in &entry.path {
+        for who in &entry.path {
             for dimension in Dimension::ALL {
-                let Some(bucket) = self.bucket(entry.tenant, scope, dimension) else { continue };
+                let Some(bucket) = self.bucket(entry.tenant, who, dimension) else { continue };
                 let (total, input, output, request) = used(how, entry.need);
                 let used = match dimension {
                     Dimension::Tokens => total,
@@ -430,7 +443,7 @@ impl Model {
                     Dimension::Requests => request,
                 };
                 let back = i128::from(entry.need.of(dimension)) - i128::from(used);
-                if back < 0 || entry.debited.contains(&(scope.clone(), dimension, bucket.life)) {
+                if back < 0 || entry.debited.contains(&(who.clone(), dimension, bucket.life)) {
                     bucket.bucket.change(back);
                 }
             }
@@ -506,12 +519,13 @@ impl Model {
         let mut seen = Vec::new();
         for scope in &rule.scopes {
             let mut levels = Vec::new();
+            let who = (scope.scope.clone(), None);
             for (dimension, _) in &scope.rates {
-                let bucket = &self.bucket(tenant, &scope.scope, *dimension).unwrap().bucket;
+                let bucket = &self.bucket(tenant, &who, *dimension).unwrap().bucket;
                 let full = bucket.wait(bucket.rate.burst) as u64;
                 levels.push((*dimension, bucket.level() as i64, full));
             }
-            seen.push((scope.scope.clone(), levels, self.inflight(tenant, &scope.scope)));
+            seen.push((scope.scope.clone(), levels, self.inflight(tenant, &who)));
         }
         Some(seen)
     }

@@ -115,7 +115,7 @@ fn a_project_subdivides_its_tenant() {
     let mut ask = |project, need| {
         let id = story.next_id();
         let request = Request { project, ..request(id, &acme, "k", "m", Amount::new(need, 0)) };
-        story.limiter.reserve(Moment::default(), &request).verdict
+        story.limiter.reserve(Moment::default(), &request, true).verdict
     };
     assert!(matches!(ask(Some("search"), 60), Verdict::Denied(Denial::Never { .. })));
     assert_eq!(ask(Some("search"), 50), Verdict::Admitted);
@@ -363,7 +363,7 @@ fn an_idempotency_key_is_taken_while_its_request_runs_and_after_it_was_sent() {
         let idempotency = Some(IdempotencyDigest(9));
         let request =
             Request { idempotency, ..request(ReservationId(ids), &acme, "k", "m", Amount::new(need, 0)) };
-        (ReservationId(ids), story.limiter.reserve(story.now, &request).verdict)
+        (ReservationId(ids), story.limiter.reserve(story.now, &request, true).verdict)
     };
     // Denied: fresh.
     assert!(matches!(ask(&mut story, 101).1, Verdict::Denied(Denial::Never { .. })));
@@ -404,8 +404,8 @@ fn a_full_table_refuses_and_forgets_nobody() {
         ..request(ReservationId(id), &acme, "k", "m", Amount::new(1, 0))
     };
     let now = story.now;
-    assert_eq!(story.limiter.reserve(now, &keyed(100, 1)).verdict, Verdict::Admitted);
-    assert_eq!(story.limiter.reserve(now, &keyed(101, 2)).verdict, Verdict::Denied(Denial::Full));
+    assert_eq!(story.limiter.reserve(now, &keyed(100, 1), true).verdict, Verdict::Admitted);
+    assert_eq!(story.limiter.reserve(now, &keyed(101, 2), true).verdict, Verdict::Denied(Denial::Full));
     let second = story.admit(1);
     assert_eq!(story.refuse(1), Denial::Full);
     // A cancel that finds the table full leaves no trace.
@@ -497,7 +497,7 @@ fn a_limit_that_goes_and_comes_back_while_nobody_looks_starts_empty_as_well() {
     story.edit(vec![("other".into(), TenantRules::unlimited())]);
     story.at(9).edit_acme(&limited);
     assert_eq!(story.at(10).level(), 1);
-    story.limiter = Limiter::new(story.options, story.rules.clone());
+    story.limiter = Limiter::first(story.options, story.rules.clone());
     assert_eq!(story.level(), 1);
 }
 
@@ -532,8 +532,8 @@ fn keys_that_come_and_go_under_load_do_not_pile_up() {
     let acme = Name::from("acme");
     let mut rules = Rules::first(vec![(acme.clone(), rules_of(&limited(0)))]);
     let mut state =
-        super::super::tenant::TenantState::new(rules.tenant(&acme).unwrap(), 1, Moment::default());
-    let path = state.path("none", None, "m");
+        super::super::tenant::TenantState::new(rules.tenant(&acme).unwrap(), 1, Moment::default(), None);
+    let path = state.path(&super::super::tenant::Way { key: "none", user: None, project: None, model: "m" });
     state.debit(&path, Amount::new(1, 0));
     for n in 1..100 {
         rules = rules.next(vec![(acme.clone(), rules_of(&limited(n)))], seconds(n));

@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Metered, StreamEnd, StreamMeter, StreamMeterOptions, Usage};
-use crate::route::Dialect;
+use super::{Metered, Shape, StreamEnd, StreamMeter, StreamMeterOptions, Usage};
 
 /// What came of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,9 +23,9 @@ struct Played {
 }
 
 /// A token per byte, so that a test can read off what was counted.
-fn options(dialect: Dialect) -> StreamMeterOptions {
+fn options(shape: impl Into<Shape>) -> StreamMeterOptions {
     StreamMeterOptions {
-        dialect,
+        shape: shape.into(),
         expected_choices: 1,
         drop_usage_chunk: false,
         count: Arc::new(|text| text.len() as u64),

@@ -33,7 +33,7 @@ fn an_unknown_field_is_told_at_its_name_with_the_name_that_was_meant() {
     assert_eq!(error.hint, "did you mean `weight`?");
     assert_eq!(
         error.render("policy.yaml"),
-        "policy.yaml:52:5: tiers.enterprise.wieght: unknown field\n  hint: did you mean `weight`?"
+        "policy.yaml:54:5: tiers.enterprise.wieght: unknown field\n  hint: did you mean `weight`?"
     );
 }
 
@@ -278,6 +278,31 @@ fn values_that_are_not_what_they_should_be() {
         "expected text, found nothing",
     );
     assert_eq!(error.hint, "give it a value, or remove it");
+}
+
+#[test]
+fn what_a_request_may_not_have_is_a_member_of_one() {
+    demands(
+        "context_tokens: 400_000",
+        "context_tokens: 9_000",
+        "9_000\n    forbid",
+        "models.gpt-5.context_tokens",
+        "less than `max_output_tokens`",
+    );
+    demands(
+        "[logprobs, top_logprobs]",
+        "[log probs, top_logprobs]",
+        "log probs,",
+        "routes[0].forbid_fields[0]",
+        "not a member of a request",
+    );
+    demands(
+        "[logit_bias, prediction]",
+        "[logit_bias, LogitBias]",
+        "LogitBias",
+        "models.gpt-5.forbid_fields[1]",
+        "here twice",
+    );
 }
 
 #[test]
@@ -583,4 +608,50 @@ proptest! {
     fn no_text_makes_it_panic(text in "\\PC{0,200}") {
         prop_assert!(parse(&text, "policy.yaml").is_err());
     }
+}
+
+#[test]
+fn routes_that_lead_nowhere_or_contradict_themselves() {
+    let images = "path: /v1/images/generations, provider: openai, cost_tokens: 4_000";
+    let route = |to: &str, at: &str, path: &str, message: &str| demands(images, to, at, path, message);
+    route("path: /v1/images/generations", "/v1/images/generations", "routes[2].path", "goes to no provider");
+    let stateful = "path: /v1/images/generations, provider: openai, cost_tokens: 0, stateful: yes";
+    assert!(errors_of(&with(images, stateful)).len() == 1);
+    let message = "keeps nothing, or is stateful by being named";
+    let stateful = "path: /v1/images/generations, provider: openai, cost_tokens: 0, stateful: true }  #";
+    let errors = errors_of(&with(images, stateful));
+    assert!(errors.iter().any(|error| error.message.contains(message)), "{errors:#?}");
+    let both = with("/v1/responses, stateful: true", "/v1/responses, stateful: true, stateless: true");
+    assert!(errors_of(&both).iter().any(|error| error.message.contains("at once")));
+    let priced = with("/v1/responses, stateful: true", "/v1/responses, cost_tokens: 5");
+    assert!(errors_of(&priced).iter().any(|error| error.path == "routes[4].cost_tokens"));
+    let warned = warnings_of(&with(images, "path: /v1/images/generations, provider: openai"));
+    assert!(warned.iter().any(|warning| warning.message.contains("costs no tokens")), "{warned:#?}");
+}
+
+#[test]
+fn issuers_that_cannot_be_trusted() {
+    let said = |from: &str, to: &str, path: &str, message: &str| {
+        let errors = errors_of(&with(from, to));
+        assert!(
+            errors.iter().any(|error| error.path == path && error.message.contains(message)),
+            "{path}: {errors:#?}"
+        );
+    };
+    said("[RS256, ES256]", "[RS256, none]", "identity[0].algorithms[1]", "not one of the words");
+    said("[RS256, ES256]", "[RS256, HS256]", "identity[0].algorithms", "do not go with");
+    said("[HS256]", "[ES256]", "identity[1].algorithms", "do not go with");
+    said("[RS256, ES256]", "[]", "identity[0].algorithms", "no signature");
+    said(
+        "https://id.example.com/jwks.json",
+        "http://id.example.com/jwks.json",
+        "identity[0].keys",
+        "in the clear",
+    );
+    said("issuer: internal", "issuer: https://id.example.com", "identity[1].issuer", "already here");
+    said("tenants: [northwind]", "tenants: [contoso]", "identity[0].tenants[0]", "no tenant");
+    said("    audience: [tollgate, gateway]\n", "    audience: []\n", "identity[0].audience", "");
+    said("env:TOKEN_SECRET", "hunter2", "identity[1].secret", "not a reference");
+    let tenant = with("  - id: evaluation", "  - id: anonymous");
+    assert!(errors_of(&tenant).iter().any(|error| error.path == "anonymous"));
 }

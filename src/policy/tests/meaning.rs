@@ -22,6 +22,12 @@ fn every_setting_is_read() {
     assert_eq!(policy.pools["openai-batch"].burst_tokens, 50_000, "a tenth of the ceiling is left");
     assert_eq!(policy.pools["anthropic-main"].burst_tokens, 96_000, "a tenth of input and output together");
 
+    let gpt = &policy.models["gpt-5"];
+    assert_eq!((gpt.max_output_tokens, gpt.context_tokens), (Some(16_384), Some(400_000)));
+    assert_eq!(gpt.forbid_fields, ["logit_bias", "prediction"].map(|field| FieldPath::parse(field).unwrap()));
+    let users = policy.tiers["enterprise"].users.as_ref().unwrap();
+    assert_eq!((&users.from, users.required), (&UserSource::Header("x-end-user".to_owned()), true));
+
     let northwind = policy.tenant("northwind").unwrap();
     assert_eq!(northwind.budgets[0].zone, "Europe/Berlin");
     assert_eq!(northwind.budgets[1].amount, BudgetAmount::Usd(MicroDollars(400_000_000)));
@@ -46,6 +52,8 @@ fn every_setting_is_read() {
     );
     assert_eq!(policy.route_of("/v1/images/generations").unwrap().cost_tokens, Some(4_000));
     assert_eq!(policy.price_book[0].models["gpt-5"].cache_read, MicroDollars(125_000));
+    let long = policy.price_book[0].models["gpt-5"].long_context.unwrap();
+    assert_eq!((long.above_input_tokens, long.cache_read), (272_000, MicroDollars(2_500_000)));
     assert_eq!(
         policy.price_book[0].models["gpt-5-mini"].cache_write,
         MicroDollars(250_000),
@@ -192,4 +200,39 @@ fn a_secret_is_read_trimmed_and_never_printed() {
     assert_eq!(problem.to_string(), format!("the secret file:{} is empty", path.display()));
     let problem = SecretReference::Env("TOLLGATE_TEST_UNSET".to_owned()).resolve().unwrap_err();
     assert_eq!(problem.to_string(), "the secret env:TOLLGATE_TEST_UNSET is not set");
+}
+
+#[test]
+fn a_model_is_found_in_every_form_of_its_name() {
+    let policy = parse(EVERYTHING, "t").unwrap();
+    for (asked, model, snapshot) in [
+        ("gpt-5", "gpt-5", ""),
+        ("models/gpt-5", "gpt-5", ""),
+        ("GPT-5", "gpt-5", ""),
+        ("Gpt-5-Latest", "gpt-5", ""),
+        ("gpt-5-2025-08-07", "gpt-5", "-2025-08-07"),
+        ("gpt-5-mini-2025-08-07", "gpt-5-mini", "-2025-08-07"),
+        ("models/GPT-5-20250807", "gpt-5", "-20250807"),
+        ("claude-haiku-4-5@20251001", "claude-haiku-4-5", "@20251001"),
+        ("gpt-5-0613", "gpt-5", "-0613"),
+        ("gpt-5-001", "gpt-5", "-001"),
+    ] {
+        let found =
+            policy.resolve_model_loosely(asked).map(|(model, snapshot)| (model.name.as_str(), snapshot));
+        assert_eq!(found, Some((model, snapshot)), "{asked}");
+    }
+    for unknown in [
+        "",
+        "models/",
+        "models/models/gpt-5",
+        "gpt-5-",
+        "gpt-5-12345",
+        "gpt-5-2025-8-7",
+        "gpt-5 ",
+        "-001",
+        "é-001",
+        "gpt-5-2025-08-07-1",
+    ] {
+        assert!(policy.resolve_model_loosely(unknown).is_none(), "{unknown:?}");
+    }
 }

@@ -3,12 +3,16 @@
 
 use super::complaint::Complaint;
 use super::openai::decoded_bytes;
-use super::{OUTPUT_CEILING_MAX, Wants, fields, read_user};
+use super::{OUTPUT_CEILING_MAX, State, Wants, fields, read_user};
 use crate::route::json::{Json, Object};
 use crate::route::{Detail, Image, Piece, Prompt};
 
-pub(super) fn read_messages(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wants, Complaint> {
-    let wants = read_count_tokens(body, prompt)?;
+pub(super) fn read_messages(
+    body: &Object<'_>,
+    prompt: &mut Prompt,
+    state: &mut State,
+) -> Result<Wants, Complaint> {
+    let wants = read_count_tokens(body, prompt, state)?;
     let output_ceiling = fields::whole(body, "max_tokens", 1..=OUTPUT_CEILING_MAX)?;
     if output_ceiling.is_none() {
         return Err(Complaint::missing(
@@ -19,13 +23,17 @@ pub(super) fn read_messages(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wa
     Ok(Wants { output_ceiling, ..wants })
 }
 
-pub(super) fn read_count_tokens(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wants, Complaint> {
+pub(super) fn read_count_tokens(
+    body: &Object<'_>,
+    prompt: &mut Prompt,
+    state: &mut State,
+) -> Result<Wants, Complaint> {
     if let Some(system) = fields::present(body, "system") {
         prompt.messages += 1;
-        read_content("system", system, prompt)?;
+        fields::text_or("blocks", "system", system, prompt, state, read_block)?;
     }
     for (at, message) in fields::messages(body)?.iter().enumerate() {
-        read_message(message, prompt)
+        read_message(message, prompt, state)
             .map_err(|complaint| complaint.inside(format_args!("messages[{at}]")))?;
     }
     for (at, tool) in fields::array(body, "tools")?.unwrap_or_default().iter().enumerate() {
@@ -43,10 +51,14 @@ pub(super) fn read_count_tokens(body: &Object<'_>, prompt: &mut Prompt) -> Resul
         }
         None => None,
     };
+    // A container keeps files and processes from one request to the next.
+    if matches!(fields::present(body, "container"), Some(Json::String(_))) {
+        state.foreign = Some("container");
+    }
     Ok(Wants { choices: 1, output_ceiling: None, user })
 }
 
-fn read_message(message: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
+fn read_message(message: &Json<'_>, prompt: &mut Prompt, state: &mut State) -> Result<(), Complaint> {
     let message = fields::element(message)?;
     prompt.messages += 1;
     match fields::string(message, "role")? {
@@ -57,7 +69,7 @@ fn read_message(message: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint
     }
     match fields::present(message, "content") {
         None => Err(Complaint::missing("content", "send a string or an array of blocks")),
-        Some(content) => read_content("content", content, prompt),
+        Some(content) => fields::text_or("blocks", "content", content, prompt, state, read_block),
     }
 }
 
@@ -73,22 +85,7 @@ fn read_tool(tool: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
     Ok(())
 }
 
-/// A string, or an array of blocks.
-fn read_content(name: &str, content: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
-    match content {
-        Json::String(text) => prompt.say(text),
-        Json::Array(blocks) => {
-            for (at, block) in blocks.iter().enumerate() {
-                read_block(block, prompt)
-                    .map_err(|complaint| complaint.inside(format_args!("{name}[{at}]")))?;
-            }
-        }
-        other => return Err(Complaint::wrong_type(name, "a string or an array of blocks", other)),
-    }
-    Ok(())
-}
-
-fn read_block(block: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
+fn read_block(block: &Json<'_>, prompt: &mut Prompt, state: &mut State) -> Result<(), Complaint> {
     let object = fields::element(block)?;
     match fields::string(object, "type")? {
         None => {
@@ -98,8 +95,8 @@ fn read_block(block: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
             Some(text) => prompt.say(text),
             None => return Err(Complaint::missing("text", "send a string")),
         },
-        Some("image") => prompt.show(Piece::Image(read_image(object)?)),
-        Some("document") => read_document(object, prompt)?,
+        Some("image") => prompt.show(Piece::Image(read_image(object, state)?)),
+        Some("document") => read_document(object, prompt, state)?,
         Some("thinking") => read_thinking(object, prompt)?,
         Some("redacted_thinking") => {
             let data = fields::string(object, "data")?.unwrap_or_default();
@@ -113,7 +110,7 @@ fn read_block(block: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
         }
         Some("tool_result") => {
             if let Some(content) = fields::present(object, "content") {
-                read_content("content", content, prompt)?;
+                fields::text_or("blocks", "content", content, prompt, state, read_block)?;
             }
         }
         Some(_) => prompt.say_json(block),
@@ -121,10 +118,11 @@ fn read_block(block: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
     Ok(())
 }
 
-fn read_image(block: &Object<'_>) -> Result<Image, Complaint> {
+fn read_image(block: &Object<'_>, state: &mut State) -> Result<Image, Complaint> {
     let Some(source) = fields::object(block, "source")? else {
         return Err(Complaint::missing("source", "say where the image is"));
     };
+    name_file(source, state)?;
     let data =
         fields::string(source, "data").map_err(|complaint| complaint.inside(format_args!("source")))?;
     Ok(match data {
@@ -134,20 +132,21 @@ fn read_image(block: &Object<'_>) -> Result<Image, Complaint> {
 }
 
 /// A document is a PDF in base64, plain text, blocks of its own, or lies elsewhere.
-fn read_document(block: &Object<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
+fn read_document(block: &Object<'_>, prompt: &mut Prompt, state: &mut State) -> Result<(), Complaint> {
     for name in ["title", "context"] {
         prompt.say(fields::string(block, name)?.unwrap_or_default());
     }
     let Some(source) = fields::object(block, "source")? else {
         return Err(Complaint::missing("source", "say where the document is"));
     };
+    name_file(source, state)?;
     let inside = |complaint: Complaint| complaint.inside(format_args!("source"));
     let data = fields::string(source, "data").map_err(inside)?;
     match (fields::string(source, "type").map_err(inside)?, data) {
         (Some("text"), Some(text)) => prompt.say(text),
         (Some("content"), _) => {
             if let Some(content) = fields::present(source, "content") {
-                read_content("content", content, prompt).map_err(inside)?;
+                fields::text_or("blocks", "content", content, prompt, state, read_block).map_err(inside)?;
             }
         }
         (_, data) => prompt.show(Piece::Document { bytes: data.map(decoded_bytes) }),
@@ -165,4 +164,14 @@ fn read_thinking(block: &Object<'_>, prompt: &mut Prompt) -> Result<(), Complain
         thinking => prompt.say(thinking),
     }
     Ok(())
+}
+
+/// `{"type": "file", "file_id": …}`: something that was left with the provider before.
+fn name_file(source: &Object<'_>, state: &mut State) -> Result<(), Complaint> {
+    match fields::string(source, "file_id")? {
+        Some(id) => {
+            state.name_file("file_id", id).map_err(|complaint| complaint.inside(format_args!("source")))
+        }
+        None => Ok(()),
+    }
 }

@@ -2,10 +2,36 @@
 
 use std::ops::RangeInclusive;
 
+use super::State;
 use super::complaint::Complaint;
+use crate::route::Prompt;
 use crate::route::json::{Json, Number, Object};
 
 type Read<T> = Result<T, Complaint>;
+
+/// A text, or an array of what the dialect calls `elements`, each of which `read` reads.
+pub(super) fn text_or(
+    elements: &str,
+    name: &str,
+    content: &Json<'_>,
+    prompt: &mut Prompt,
+    state: &mut State,
+    read: fn(&Json<'_>, &mut Prompt, &mut State) -> Read<()>,
+) -> Read<()> {
+    match content {
+        Json::String(text) => prompt.say(text),
+        Json::Array(array) => {
+            for (at, element) in array.iter().enumerate() {
+                read(element, prompt, state)
+                    .map_err(|complaint| complaint.inside(format_args!("{name}[{at}]")))?;
+            }
+        }
+        other => {
+            return Err(Complaint::wrong_type(name, &format!("a string or an array of {elements}"), other));
+        }
+    }
+    Ok(())
+}
 
 /// A member that is there and not null.
 pub(super) fn present<'j, 'b>(object: &'j Object<'b>, name: &str) -> Option<&'j Json<'b>> {

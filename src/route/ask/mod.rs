@@ -12,7 +12,9 @@
 mod anthropic;
 mod complaint;
 mod fields;
+mod gemini;
 mod openai;
+mod responses;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +23,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use super::json::{self, Bounds, Document, Json, Object};
-use super::{Endpoint, Prompt};
+use super::{Dialect, Endpoint, Prompt};
 use complaint::Complaint;
 
 pub use complaint::BadAsk;
@@ -35,7 +37,8 @@ pub struct Ask {
     pub model: String,
     /// Whether the answer is to come as server-sent events.
     pub stream: bool,
-    /// How many answers (OpenAI's `n`), from 1 to 128.
+    /// How many answers at least 1: OpenAI's `n` (for text completions that of each prompt, or `best_of` where that
+    /// is more), Gemini's `candidateCount`.
     pub choices: u32,
     /// Tokens that one answer may have at most, as the caller named it; from 1 to 2^32 - 1.
     pub output_ceiling: Option<u64>,
@@ -46,16 +49,63 @@ pub struct Ask {
     pub user: Option<String>,
     /// What the model is given to read.
     pub prompt: Prompt,
+    /// What it takes up from the provider, or leaves there.
+    pub state: State,
     seams: Seams,
+}
+
+/// What a request takes up from the provider, or leaves there: ids that belong to somebody.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    /// The response that this one continues (`previous_response_id`).
+    pub previous: Option<String>,
+    /// Whether the answer is to be kept (`store` of the Responses API); `None`: the caller does not say, which for the
+    /// provider is yes.
+    pub store: Option<bool>,
+    /// Whether the answer is made after the request is over.
+    pub background: bool,
+    /// Files that it names by id; at most `REFERENCES_MAX`.
+    pub files: Vec<String>,
+    /// The first member that names something which never came into being through this gateway, such as a conversation.
+    pub foreign: Option<&'static str>,
+}
+
+impl State {
+    fn name_file(&mut self, member: &str, id: &str) -> Result<(), Complaint> {
+        if self.files.len() == REFERENCES_MAX {
+            let predicate = format!("is one of more than {REFERENCES_MAX} files: name fewer");
+            return Err(Complaint::wrong_value(member, "array_above_max_length", predicate));
+        }
+        self.files.push(within_bytes(member, id, MODEL_BYTES_MAX)?.to_owned());
+        Ok(())
+    }
+}
+
+/// What to change in a body: see [`Ask::patched_with`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Patches<'a> {
+    /// The model's name at the provider.
+    pub model: Option<&'a str>,
+    /// Whether to have usage reported in an OpenAI stream.
+    pub usage: bool,
+    /// Whether to say `"store": false` where the caller said nothing of it.
+    pub keep_nothing: bool,
 }
 
 /// Where a body is cut to patch it.
 #[derive(Clone, Debug, PartialEq)]
 struct Seams {
     body_bytes: usize,
-    model: Range<usize>,
+    /// The byte after the opening brace.
+    head: usize,
+    /// The member `model`; `None`: the path names the model, and the body may have to be told.
+    model: Option<Range<usize>>,
+    /// Whether the body of this endpoint has a model at all: Gemini's have none.
+    has_model: bool,
     /// What to put where to have usage reported; `None`: nothing is needed.
     usage: Option<Splice<&'static str>>,
+    /// What to put where to have nothing kept; `None`: nothing is needed.
+    store: Option<Splice<&'static str>>,
 }
 
 /// Text that takes the place of a range of bytes.
@@ -78,51 +128,129 @@ const OUTPUT_CEILING_MAX: u64 = u32::MAX as u64;
 
 /// Model names are kept, logged and compared; the longest in use, with their vendor's prefix, are under 100
 /// bytes.
-const MODEL_BYTES_MAX: usize = 256;
+pub(in crate::route) const MODEL_BYTES_MAX: usize = 256;
+
+/// Ids in one request, each of which is looked up.
+const REFERENCES_MAX: usize = 64;
 
 /// Twice what either provider accepts.
-const USER_BYTES_MAX: usize = 512;
+pub(in crate::route) const USER_BYTES_MAX: usize = 512;
 
 impl Ask {
     /// Reads the body of a request to `endpoint`. Refuses what is wrong with what, where and what to do; see
     /// [`BadAsk::code`].
     pub fn read(endpoint: Endpoint, body: &[u8], bounds: &Bounds) -> Result<Ask, BadAsk> {
-        let document = json::read(body, bounds, &["model", "stream_options"])?;
+        Self::read_named(endpoint, None, body, bounds)
+    }
+
+    /// The same, where the path names the model: it decides, whatever the body says.
+    pub fn read_named(
+        endpoint: Endpoint,
+        named: Option<&str>,
+        body: &[u8],
+        bounds: &Bounds,
+    ) -> Result<Ask, BadAsk> {
+        Self::read_for(endpoint, named, None, body, bounds)
+    }
+
+    /// The same, where the user's name lies at `user_at`. What stands there counts before the dialect's own user, and where
+    /// `user_at` is one of the dialects' own places, that of this dialect counts as well.
+    pub fn read_for(
+        endpoint: Endpoint,
+        named: Option<&str>,
+        user_at: Option<&[String]>,
+        body: &[u8],
+        bounds: &Bounds,
+    ) -> Result<Ask, BadAsk> {
+        let document = json::read(body, bounds, &["model", "stream_options", "store"])?;
         let object = &document.object;
-        let model = read_model(object)?.to_owned();
-        let stream = endpoint.has_output() && fields::flag(object, "stream")?.unwrap_or(false);
-        let mut prompt = Prompt::default();
+        let model = match named {
+            Some(model) => model.to_owned(),
+            None => read_model(object)?.to_owned(),
+        };
+        let stream = match endpoint {
+            Endpoint::StreamGenerateContent => true,
+            Endpoint::GenerateContent => false,
+            _ => endpoint.has_output() && fields::flag(object, "stream")?.unwrap_or(false),
+        };
+        let (mut prompt, mut state) = (Prompt::default(), State::default());
         let wants = match endpoint {
-            Endpoint::ChatCompletions => openai::read_chat(object, &mut prompt)?,
+            Endpoint::ChatCompletions => openai::read_chat(object, &mut prompt, &mut state)?,
+            Endpoint::Completions => openai::read_completions(object, &mut prompt)?,
+            Endpoint::Responses => responses::read(object, &mut prompt, &mut state)?,
             Endpoint::Embeddings => openai::read_embeddings(object, &mut prompt)?,
-            Endpoint::Messages => anthropic::read_messages(object, &mut prompt)?,
-            Endpoint::CountTokens => anthropic::read_count_tokens(object, &mut prompt)?,
-            Endpoint::Models => return Err(no_body_here()),
+            Endpoint::Messages => anthropic::read_messages(object, &mut prompt, &mut state)?,
+            Endpoint::CountTokens => anthropic::read_count_tokens(object, &mut prompt, &mut state)?,
+            Endpoint::GenerateContent | Endpoint::StreamGenerateContent => {
+                gemini::read_generate(object, &mut prompt, &mut state)?
+            }
+            Endpoint::CountContent => gemini::read_count(object, &model, &mut prompt, &mut state)?,
+            Endpoint::Models | Endpoint::PassedThrough => return Err(no_body_here()),
         };
         let (include_usage, usage) = match endpoint {
-            Endpoint::ChatCompletions => read_usage(&document, body, bounds)?,
+            Endpoint::ChatCompletions | Endpoint::Completions => read_usage(&document, body, bounds)?,
             _ => (None, None),
         };
-        // `model` was read, so it was located.
-        let model_range = document.range("model").unwrap_or_default();
-        let seams = Seams { body_bytes: body.len(), model: model_range, usage };
+        let store = match endpoint {
+            Endpoint::Responses if state.store.is_none() => Some(match document.range("store") {
+                Some(null) => Splice { range: null, text: "false" },
+                None => Splice {
+                    range: document.head..document.head,
+                    text: if object.is_empty() { r#""store":false"# } else { r#""store":false,"# },
+                },
+            }),
+            _ => None,
+        };
+        let seams = Seams {
+            body_bytes: body.len(),
+            head: document.head,
+            model: document.range("model"),
+            has_model: endpoint.spoken() != Dialect::Gemini,
+            usage,
+            store,
+        };
         let Wants { choices, output_ceiling, user } = wants;
-        Ok(Ask { endpoint, model, stream, choices, output_ceiling, include_usage, user, prompt, seams })
+        let user = match user_at {
+            None => user,
+            Some(path) => user_in(object, path)?.or_else(|| user.filter(|_| is_usual(path))),
+        };
+        Ok(Ask {
+            endpoint,
+            model,
+            stream,
+            choices,
+            output_ceiling,
+            include_usage,
+            user,
+            prompt,
+            state,
+            seams,
+        })
     }
 
     /// The body with another model, or with usage asked for (`stream_options.include_usage`, only where the
-    /// answer is an OpenAI stream), every other byte as it was. The same bytes, not a copy, when there is
-    /// nothing to change.
+    /// answer is an OpenAI stream), every other byte as it was.
+    pub fn patched(&self, body: &Bytes, model: Option<&str>, ask_for_usage: bool) -> Bytes {
+        self.patched_with(body, Patches { model, usage: ask_for_usage, keep_nothing: false })
+    }
+
+    /// The body with these changes, every other byte as it was. The same bytes, not a copy, when there is nothing to
+    /// change.
     ///
     /// `body` is the one this was read from; another length is a bug and panics.
-    pub fn patched(&self, body: &Bytes, model: Option<&str>, ask_for_usage: bool) -> Bytes {
-        assert_eq!(body.len(), self.seams.body_bytes, "an ask can patch only the body it was read from");
-        let renamed = model
-            .filter(|model| *model != self.model)
-            .map(|model| Splice { range: self.seams.model.clone(), text: Json::quoted(model) });
-        let usage = self.seams.usage.clone().filter(|_| ask_for_usage && self.stream);
-        let usage = usage.map(|splice| Splice { range: splice.range, text: splice.text.to_owned() });
-        let mut splices: Vec<Splice<String>> = renamed.into_iter().chain(usage).collect();
+    pub fn patched_with(&self, body: &Bytes, patches: Patches<'_>) -> Bytes {
+        let Seams { body_bytes, head, model: model_range, has_model, usage, store } = &self.seams;
+        assert_eq!(body.len(), *body_bytes, "an ask can patch only the body it was read from");
+        let renamed = patches.model.filter(|_| *has_model).and_then(|model| match model_range {
+            // A path that names the model says nothing of what the body has in its place.
+            Some(range) if body[range.clone()] == *Json::quoted(model).as_bytes() => None,
+            Some(range) => Some(Splice { range: range.clone(), text: Json::quoted(model) }),
+            None => Some(Splice { range: *head..*head, text: format!("\"model\":{},", Json::quoted(model)) }),
+        });
+        let owned = |splice: Splice<&str>| Splice { range: splice.range, text: splice.text.to_owned() };
+        let usage = usage.clone().filter(|_| patches.usage && self.stream).map(owned);
+        let store = store.clone().filter(|_| patches.keep_nothing).map(owned);
+        let mut splices: Vec<Splice<String>> = renamed.into_iter().chain(usage).chain(store).collect();
         if splices.is_empty() {
             return body.clone();
         }
@@ -163,6 +291,28 @@ fn read_user(object: &Object<'_>, name: &str) -> Result<Option<String>, Complain
         None | Some("") => Ok(None),
         Some(user) => within_bytes(name, user, USER_BYTES_MAX).map(|user| Some(user.to_owned())),
     }
+}
+
+/// The user's name at a place in a body.
+pub(in crate::route) fn user_in(object: &Object<'_>, path: &[String]) -> Result<Option<String>, BadAsk> {
+    let Some((last, above)) = path.split_last() else { return Ok(None) };
+    let mut inner = object;
+    for step in above {
+        match fields::object(inner, step)? {
+            Some(found) => inner = found,
+            None => return Ok(None),
+        }
+    }
+    Ok(read_user(inner, last).map_err(|complaint| match above {
+        [] => complaint,
+        _ => complaint.inside(format_args!("{}", above.join("."))),
+    })?)
+}
+
+/// Whether a dialect has its user there.
+fn is_usual(path: &[String]) -> bool {
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    matches!(path.as_slice(), ["user"] | ["safety_identifier"] | ["metadata", "user_id"])
 }
 
 type UsageSeam = (Option<bool>, Option<Splice<&'static str>>);

@@ -1,17 +1,21 @@
 //! Bodies of the OpenAI dialect: <https://platform.openai.com/docs/api-reference/chat/create> and
-//! `…/embeddings/create`.
+//! `…/embeddings/create`; `…/completions/create` for text as before there were chats.
 
 use super::complaint::Complaint;
-use super::{OUTPUT_CEILING_MAX, Wants, fields, read_user};
+use super::{OUTPUT_CEILING_MAX, State, Wants, fields, read_user};
 use crate::route::json::{Json, Number, Object};
 use crate::route::{Detail, Image, Piece, Prompt};
 
 /// OpenAI's own bound.
 const CHOICES_MAX: u64 = 128;
 
-pub(super) fn read_chat(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wants, Complaint> {
+pub(super) fn read_chat(
+    body: &Object<'_>,
+    prompt: &mut Prompt,
+    state: &mut State,
+) -> Result<Wants, Complaint> {
     for (at, message) in fields::messages(body)?.iter().enumerate() {
-        read_message(message, prompt)
+        read_message(message, prompt, state)
             .map_err(|complaint| complaint.inside(format_args!("messages[{at}]")))?;
     }
     for name in ["tools", "functions"] {
@@ -29,7 +33,9 @@ pub(super) fn read_chat(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wants,
             prompt.say_json_of(shown);
         }
     }
-    let choices = fields::whole(body, "n", 1..=CHOICES_MAX)?.unwrap_or(1);
+    let asked = fields::whole(body, "n", 1..=CHOICES_MAX)?.unwrap_or(1);
+    // No setting of OpenAI's own chats, but of servers that speak as it does, which write and bill them all.
+    let choices = fields::whole(body, "best_of", 1..=CHOICES_MAX)?.unwrap_or(1).max(asked);
     // The two are old and new names of one thing. Which of them a provider honours when both are given is its
     // affair: the larger counts.
     let old = fields::whole(body, "max_tokens", 1..=OUTPUT_CEILING_MAX)?;
@@ -43,7 +49,31 @@ pub(super) fn read_chat(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wants,
     Ok(Wants { choices: u32::try_from(choices).unwrap_or(u32::MAX), output_ceiling: old.max(new), user })
 }
 
-fn read_message(message: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
+/// Text completions: each of the prompts is answered `n` times, and billed `best_of` times.
+pub(super) fn read_completions(body: &Object<'_>, prompt: &mut Prompt) -> Result<Wants, Complaint> {
+    let prompts = match fields::present(body, "prompt") {
+        // The provider begins a text of its own.
+        None => 1,
+        Some(Json::String(text)) => {
+            prompt.say(text);
+            1
+        }
+        Some(Json::Array(prompts)) => read_inputs("prompt", prompts, prompt)?,
+        Some(other) => return Err(Complaint::wrong_type("prompt", "a string or an array", other)),
+    };
+    if let Some(suffix) = fields::string(body, "suffix")? {
+        prompt.say(suffix);
+    }
+    let asked = fields::whole(body, "n", 1..=CHOICES_MAX)?.unwrap_or(1);
+    let made = fields::whole(body, "best_of", 1..=CHOICES_MAX)?.unwrap_or(1).max(asked);
+    Ok(Wants {
+        choices: u32::try_from(made.saturating_mul(prompts)).unwrap_or(u32::MAX),
+        output_ceiling: fields::whole(body, "max_tokens", 1..=OUTPUT_CEILING_MAX)?,
+        user: read_user(body, "user")?,
+    })
+}
+
+fn read_message(message: &Json<'_>, prompt: &mut Prompt, state: &mut State) -> Result<(), Complaint> {
     let message = fields::element(message)?;
     prompt.messages += 1;
     if fields::string(message, "role")?.is_none() {
@@ -66,7 +96,7 @@ fn read_message(message: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint
             ("content", Json::String(text)) => prompt.say(text),
             ("content", Json::Array(parts)) => {
                 for (at, part) in parts.iter().enumerate() {
-                    read_part(part, prompt)
+                    read_part(part, prompt, state)
                         .map_err(|complaint| complaint.inside(format_args!("content[{at}]")))?;
                 }
             }
@@ -81,7 +111,7 @@ fn read_message(message: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
-fn read_part(part: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
+fn read_part(part: &Json<'_>, prompt: &mut Prompt, state: &mut State) -> Result<(), Complaint> {
     let object = fields::element(part)?;
     match fields::string(object, "type")? {
         Some("text") => prompt.say(required_text(object, "text")?),
@@ -97,6 +127,11 @@ fn read_part(part: &Json<'_>, prompt: &mut Prompt) -> Result<(), Complaint> {
             let file = fields::object(object, "file")?;
             let data = file.and_then(|file| fields::string(file, "file_data").transpose()).transpose();
             let data = data.map_err(|complaint| complaint.inside(format_args!("file")))?;
+            if let Some(file) = file
+                && let Some(id) = fields::string(file, "file_id")?
+            {
+                state.name_file("file_id", id)?;
+            }
             prompt.show(Piece::Document { bytes: data.map(decoded_bytes) });
         }
         Some(_) => prompt.say_json(part),
@@ -112,7 +147,7 @@ fn required_text<'j>(part: &'j Object<'_>, name: &str) -> Result<&'j str, Compla
 }
 
 /// `{"image_url": {"url", "detail"}}`; some providers of this dialect also take `{"image_url": "…"}`.
-fn read_image(part: &Object<'_>) -> Result<Image, Complaint> {
+pub(super) fn read_image(part: &Object<'_>) -> Result<Image, Complaint> {
     let inside = |complaint: Complaint| complaint.inside(format_args!("image_url"));
     match fields::present(part, "image_url") {
         Some(Json::String(url)) => Ok(Image::from_url(url, Detail::Auto)),
@@ -139,59 +174,59 @@ pub(super) fn read_embeddings(body: &Object<'_>, prompt: &mut Prompt) -> Result<
         }
         Some(Json::String(text)) if text.is_empty() => return Err(empty_input("input", "empty_string")),
         Some(Json::String(text)) => prompt.say(text),
-        Some(Json::Array(inputs)) => read_inputs(inputs, prompt)?,
+        Some(Json::Array(inputs)) => _ = read_inputs("input", inputs, prompt)?,
         Some(other) => return Err(Complaint::wrong_type("input", "a string or an array", other)),
     }
     Ok(Wants { choices: 1, output_ceiling: None, user: read_user(body, "user")? })
 }
 
-/// Strings, or token ids, or arrays of token ids: the first element says which.
-fn read_inputs(inputs: &[Json<'_>], prompt: &mut Prompt) -> Result<(), Complaint> {
+/// How many there are. Strings, or token ids, or arrays of token ids: the first element says which.
+fn read_inputs(name: &str, inputs: &[Json<'_>], prompt: &mut Prompt) -> Result<u64, Complaint> {
     let Some(first) = inputs.first() else {
-        return Err(empty_input("input", "empty_array"));
+        return Err(empty_input(name, "empty_array"));
     };
     if matches!(first, Json::Number(_)) {
-        let count = count_ids(inputs, "input")?;
+        let count = count_ids(inputs, name)?;
         prompt.show(Piece::TokenIds { count });
-        return Ok(());
+        return Ok(1);
     }
     for (at, input) in inputs.iter().enumerate() {
         match (first, input) {
             (Json::String(_), Json::String(text)) if text.is_empty() => {
-                return Err(empty_input(&format!("input[{at}]"), "empty_string"));
+                return Err(empty_input(&format!("{name}[{at}]"), "empty_string"));
             }
             (Json::String(_), Json::String(text)) => prompt.say(text),
             (Json::Array(_), Json::Array(ids)) if ids.is_empty() => {
-                return Err(empty_input(&format!("input[{at}]"), "empty_array"));
+                return Err(empty_input(&format!("{name}[{at}]"), "empty_array"));
             }
             (Json::Array(_), Json::Array(ids)) => {
-                let count = count_ids(ids, &format!("input[{at}]"))?;
+                let count = count_ids(ids, &format!("{name}[{at}]"))?;
                 prompt.show(Piece::TokenIds { count });
             }
             (Json::String(_), other) => {
                 return Err(Complaint::wrong_type(
-                    &format!("input[{at}]"),
+                    &format!("{name}[{at}]"),
                     "a string, as the first is",
                     other,
                 ));
             }
             (Json::Array(_), other) => {
                 return Err(Complaint::wrong_type(
-                    &format!("input[{at}]"),
+                    &format!("{name}[{at}]"),
                     "an array of token ids, as the first is",
                     other,
                 ));
             }
             (_, other) => {
                 return Err(Complaint::wrong_type(
-                    &format!("input[{at}]"),
+                    &format!("{name}[{at}]"),
                     "a string, a token id or an array of token ids",
                     other,
                 ));
             }
         }
     }
-    Ok(())
+    Ok(inputs.len() as u64)
 }
 
 fn count_ids(ids: &[Json<'_>], path: &str) -> Result<u64, Complaint> {
@@ -203,5 +238,5 @@ fn count_ids(ids: &[Json<'_>], path: &str) -> Result<u64, Complaint> {
 }
 
 fn empty_input(path: &str, code: &'static str) -> Complaint {
-    Complaint::wrong_value(path, code, "is empty: send something to embed")
+    Complaint::wrong_value(path, code, "is empty: send something to read")
 }

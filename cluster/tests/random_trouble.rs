@@ -1,13 +1,13 @@
 //! Whole clusters of the real code through random trouble in virtual time: drifting clocks, pauses between debit and answer,
 //! kills, partitions, messages lost, late and repeated. After it, every shard is answered for again.
 //!
-//! A failure prints its seed. `SEED=… NODES=… cargo test -p tollgate-cluster --test simulation replay -- --nocapture` runs it again.
+//! A failure prints its seed. `SEED=… NODES=… cargo test -p tollgate-cluster --test random_trouble replay -- --nocapture` runs it again.
 
-#[path = "simulation/process.rs"]
+#[path = "random_trouble/process.rs"]
 mod process;
-#[path = "simulation/random.rs"]
+#[path = "random_trouble/random.rs"]
 mod random;
-#[path = "simulation/world.rs"]
+#[path = "random_trouble/world.rs"]
 mod world;
 
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ fn run(seed: u64, nodes: usize) -> Outcome {
 
 fn check(seed: u64, nodes: usize, outcome: &Outcome) -> Result<(), String> {
     let again = format!(
-        "SEED={seed} NODES={nodes} cargo test -p tollgate-cluster --test simulation replay -- --nocapture"
+        "SEED={seed} NODES={nodes} cargo test -p tollgate-cluster --test random_trouble replay -- --nocapture"
     );
     if !outcome.broken.is_empty() {
         return Err(format!("{:#?}\nagain: {again}", outcome.broken));
