@@ -251,7 +251,7 @@ impl Edge {
         parts: &Parts,
         body: Bytes,
     ) -> Result<Response<AnswerBody>, Rejection> {
-        let Some(upstream) = snapshot.upstreams.get(&*errand.provider) else {
+        let Some(upstream) = snapshot.upstreams.get(&errand.provider) else {
             return Err(Rejection::not_found("The provider of this id"));
         };
         let asking = Asking {

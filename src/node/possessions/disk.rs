@@ -63,9 +63,9 @@ impl Disk {
 
     /// Has it written soon.
     pub(super) fn write(&self, write: Write) {
-        let Some(Err(error)) = self.waiting.as_ref().map(|waiting| waiting.try_send(write)) else { return };
+        let Some(waiting) = &self.waiting else { return };
         // The writer says itself why it has ended.
-        if matches!(error, TrySendError::Full(_)) {
+        if let Err(TrySendError::Full(_)) = waiting.try_send(write) {
             tracing::error!(
                 "the disk is too slow for what providers keep: the next start will not know of something that was made now"
             );
