@@ -149,6 +149,11 @@ impl Gateway {
         options: GatewayOptions,
     ) -> io::Result<Self> {
         let node = agreement.node().clone();
+        if let Some(data) = options.data.clone() {
+            let possessions = node.possessions.clone();
+            let opening = tokio::task::spawn_blocking(move || possessions.keep_in(&data));
+            opening.await.map_err(io::Error::other)??;
+        }
         let ready = Arc::new(AtomicBool::new(false));
         let stopping = CancellationToken::new();
         let background = TaskTracker::new();
@@ -184,8 +189,10 @@ impl Gateway {
         background.spawn(tick(node.clone(), stopping.clone()));
         background.spawn(crate::issuers::follow(node.clone(), stopping.clone()));
         if membership.is_some() {
-            let (node, stopping) = (node.clone(), stopping.clone());
-            background.spawn(async move { node.tell_owners(stopping).await });
+            let (telling, until) = (node.clone(), stopping.clone());
+            background.spawn(async move { telling.tell_owners(until).await });
+            let (telling, until) = (node.clone(), stopping.clone());
+            background.spawn(async move { telling.tell_possessions(until).await });
         }
         background.spawn(agreement.clone().follow(stopping.clone()));
         background.spawn(drawing::draw(node.clone(), agreement.log(), stopping.clone()));

@@ -17,13 +17,13 @@
 //! <https://platform.openai.com/docs/api-reference/embeddings/create>,
 //! <https://docs.anthropic.com/en/api/messages>, <https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching>.
 
-use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected};
+use serde::{Deserialize, Serialize};
 
 use crate::route::Dialect;
 
 /// Tokens used by one request. Sums saturate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Usage {
     /// Input tokens that the provider processed afresh and did not store.
     pub uncached_input: u64,

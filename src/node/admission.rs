@@ -320,7 +320,7 @@ impl Node {
                 ends.acknowledge(&answers, self.open());
                 Ok(reserved)
             }
-            Ok(Reply::Unreadable | Reply::Looked(_) | Reply::Attempted(_)) => Ok(None),
+            Ok(Reply::Unreadable | Reply::Looked(_) | Reply::Attempted(_) | Reply::Kept(_)) => Ok(None),
             // It has answered, so it may have decided.
             Err(_unreadable) => Err(Carry::Unknown),
         }

@@ -87,7 +87,7 @@ pub struct Node {
     /// What it decided lately.
     pub decisions: Decisions,
     /// Whose is what providers keep.
-    pub possessions: Possessions,
+    pub possessions: Arc<Possessions>,
     /// What addresses without a credential have used.
     pub crowd: Crowd,
     /// What the names of end users are made digests with.
@@ -174,7 +174,7 @@ impl Node {
             token_cache: TokenCache::new(rand::random(), TokenCache::CAPACITY),
             learned: Learned::default(),
             decisions: Decisions::new(),
-            possessions: Possessions::default(),
+            possessions: shards.host().possessions().clone(),
             crowd: Crowd::default(),
             users: UserKey::random(),
             ledger: None,
@@ -245,6 +245,10 @@ impl Node {
     fn life(&self) -> u64 {
         let facts = self.member.as_ref().and_then(|_| self.owners.shards().facts());
         facts.map_or(self.session, |facts| tenants::life(facts.holder.session()))
+    }
+
+    fn carrier(&self) -> Option<&dyn Carrier> {
+        self.member.as_ref().map(|member| &*member.carrier)
     }
 
     /// Whether it is its own cluster.
@@ -467,6 +471,7 @@ impl Node {
             ("learned", self.learned.len()),
             ("crowd", self.crowd.len()),
             ("possessions", self.possessions.len()),
+            ("possessions_untold", self.possessions.untold()),
             ("purses", self.escrow().len()),
             ("unreported_ends", stats.fresh + stats.kept),
             ("open_numbers", stats.open),

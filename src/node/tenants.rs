@@ -21,6 +21,7 @@ use super::escrow::Escrow;
 use super::govern::Governor;
 use super::open::Open;
 use super::owners::shard_of;
+use super::possessions::Possessions;
 use super::wire::{End, Of, Question, RefusalCode, Reply};
 use crate::control::Control;
 use crate::ledger::Ledger;
@@ -32,6 +33,7 @@ pub struct Tenants {
     rules: ArcSwap<Rules>,
     open: Arc<Open>,
     escrow: Arc<Escrow>,
+    possessions: Arc<Possessions>,
     closing: Closing,
     governor: Governor,
     clock: Arc<dyn Clock>,
@@ -119,6 +121,7 @@ impl Tenants {
             rules: ArcSwap::from(rules),
             open: Arc::default(),
             escrow: Arc::default(),
+            possessions: Arc::default(),
             closing: Closing::default(),
             governor: Governor::new(options.orphan_grace),
             clock,
@@ -134,6 +137,12 @@ impl Tenants {
     pub fn with_ledger(mut self, ledger: Option<Arc<Ledger>>) -> Self {
         self.ledger = ledger;
         self
+    }
+
+    /// Whose is what providers keep.
+    #[must_use]
+    pub const fn possessions(&self) -> &Arc<Possessions> {
+        &self.possessions
     }
 
     /// What owners here are to close.
@@ -293,6 +302,7 @@ impl Host for Tenants {
                 let look = |limiter: &mut Limiter, now| limiter.tenant(moment(now), &tenant);
                 Reply::Looked(shards.look(shard_of(&tenant), look).flatten())
             }
+            Ok(Question::Kept(question)) => Reply::Kept(self.possessions.answer(question)),
             Err(_unreadable) => Reply::Unreadable,
         };
         codec::reply(&reply).unwrap_or_default()

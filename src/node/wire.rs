@@ -8,6 +8,7 @@ use tollgate_cluster::id::{Epoch, SessionId};
 use tollgate_cluster::lease::LeaseRefusal;
 use tollgate_cluster::view::Refusal;
 
+use super::possessions;
 use crate::limit::{
     Amount, Announced, Decision, Denial, IdempotencyDigest, Lane, Name, Request, ReservationId, Resolution,
     Resolved, TenantView, UserDigest,
@@ -44,6 +45,8 @@ pub enum Question {
         /// Whose.
         tenant: Name,
     },
+    /// Whose is what a provider keeps.
+    Kept(possessions::Question),
 }
 
 /// The end of a reservation.
@@ -147,6 +150,8 @@ pub enum Reply {
     Attempted(Result<Result<(), Denial>, RefusalCode>),
     /// The question is of another version of this program, or broken.
     Unreadable,
+    /// To [`Question::Kept`].
+    Kept(possessions::Answer),
 }
 
 /// Why nothing was decided.

@@ -147,9 +147,9 @@ fn take_up(
     for id in state.previous.iter().chain(&state.files) {
         let found = node
             .possessions
-            .of(&principal.tenant, id, |owned| (owned.provider == upstream.name).then_some(owned.context));
-        let tokens =
-            found.flatten().ok_or_else(|| Rejection::not_found("What the request names by its id"))?;
+            .of(&principal.tenant, id, |what| (*what.provider == *upstream.name).then_some(what.context));
+        let named = || state.previous.iter().chain(&state.files).map(|id| id.to_string());
+        let tokens = found.flatten().ok_or_else(|| Rejection::not_known_here(named()))?;
         context = context.saturating_add(tokens);
     }
     Ok(context)

@@ -21,8 +21,8 @@ use super::pipeline::{Edge, RequestBody, Target, authenticate};
 use super::reject::Rejection;
 use super::users;
 use crate::limit::{Amount, Lane, Name, ReservationId};
-use crate::meter::{Metered, Told, Usage, read_response};
-use crate::node::possessions::Owned;
+use crate::meter::{Metered, Told, read_response};
+use crate::node::possessions::{Ending, Possession, Unasked};
 use crate::node::{Asking, Guard, Principal, Reserved, Snapshot};
 use crate::route::{Bounds, Dialect, Endpoint, Kept, Missing, Passed, Wish, batch, passed};
 use crate::upstream::{self, Outbound, hygiene};
@@ -49,19 +49,19 @@ pub(super) fn keep(
         own(edge, keeping, provider, &told.id, context);
         return Some(guard);
     }
-    let ending = Some(hold(guard));
-    let owned = Owned { context, ending, ..Owned::at(provider) };
-    edge.node.possessions.give(&keeping.tenant, &told.id, owned);
+    let what = Possession { context, held_by: edge.node.number(), ..Possession::at(provider) };
+    edge.node.possessions.give(&keeping.tenant, &told.id, what, Some(hold(guard)));
     None
 }
 
 /// Gives a response to its tenant.
 pub(super) fn own(edge: &Edge, keeping: &Keeping, provider: &str, id: &str, context: u64) {
-    edge.node.possessions.give(&keeping.tenant, id, Owned { context, ..Owned::at(provider) });
+    let what = Possession { context, ..Possession::at(provider) };
+    edge.node.possessions.give(&keeping.tenant, id, what, None);
 }
 
 /// Holds a reservation until somebody says what came of it, or its time is over.
-fn hold(guard: Guard) -> oneshot::Sender<Option<Usage>> {
+fn hold(guard: Guard) -> Ending {
     let (ending, ended) = oneshot::channel();
     tokio::spawn(async move {
         match tokio::time::timeout(BACKGROUND, ended).await {
@@ -77,13 +77,13 @@ fn hold(guard: Guard) -> oneshot::Sender<Option<Usage>> {
 
 /// A request for something kept, before it goes to the provider.
 struct Errand {
-    provider: String,
+    provider: Box<str>,
     estimate: Amount,
     model: Name,
     /// Whether its reservation stays open after it.
     lasting: bool,
     /// What a file would cost as a batch.
-    batch: Option<Result<(Name, Amount), String>>,
+    batch: Option<Result<(Name, Amount), Box<str>>>,
 }
 
 impl Edge {
@@ -117,8 +117,8 @@ impl Edge {
             }
             Wish::Make => self.make(&snapshot, &principal, kept, provider, &parts, &body).await?,
             Wish::Read(thing) | Wish::Cancel(thing) | Wish::Delete(thing) => {
-                let found =
-                    self.node.possessions.of(&principal.tenant, thing, |owned| owned.provider.clone());
+                self.look_for([thing]).await?;
+                let found = self.node.possessions.of(&principal.tenant, thing, |what| what.provider.clone());
                 let provider = found.ok_or_else(|| Rejection::not_found("This id"))?;
                 let estimate = Amount::default();
                 Errand { provider, estimate, model: kept.path().into(), lasting: false, batch: None }
@@ -127,13 +127,24 @@ impl Edge {
         self.run(id, &snapshot, &principal, wish, errand, &parts, body).await
     }
 
+    /// Finds out whose these are, from other nodes where this one does not know.
+    pub(super) async fn look_for(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<(), Rejection> {
+        for id in ids {
+            self.node.look_for(id.as_ref()).await.map_err(|Unasked| Rejection::owner_unknown())?;
+        }
+        Ok(())
+    }
+
     /// What making something costs.
     async fn make(
         self: &Arc<Self>,
         snapshot: &Arc<Snapshot>,
         principal: &Arc<Principal>,
         kept: Kept,
-        provider: String,
+        provider: Box<str>,
         parts: &Parts,
         body: &Bytes,
     ) -> Result<Errand, Rejection> {
@@ -158,7 +169,8 @@ impl Edge {
         }
         let asked: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
         let file = asked["input_file_id"].as_str().unwrap_or_default();
-        let counted = self.node.possessions.of(&principal.tenant, file, |owned| owned.batch.clone());
+        self.look_for([file]).await?;
+        let counted = self.node.possessions.of(&principal.tenant, file, |what| what.batch.clone());
         match counted {
             None => Err(Rejection::not_found("The input file")),
             Some(None) => {
@@ -181,7 +193,7 @@ impl Edge {
         principal: &Principal,
         content_type: &str,
         body: &[u8],
-    ) -> Result<Option<Result<(Name, Amount), String>>, Rejection> {
+    ) -> Result<Option<Result<(Name, Amount), Box<str>>>, Rejection> {
         let parts = passed::parts(content_type, body).map_err(Rejection::bad_ask)?;
         let part = |wanted: &str| {
             parts.iter().find(|(name, _)| name == wanted).map(|(_, range)| &body[range.clone()])
@@ -190,7 +202,7 @@ impl Edge {
             return Ok(None);
         }
         let file = part("file").unwrap_or_default();
-        Ok(Some(self.count_lines(snapshot, principal, file)))
+        Ok(Some(self.count_lines(snapshot, principal, file).map_err(Box::from)))
     }
 
     fn count_lines(
@@ -285,7 +297,7 @@ impl Edge {
         head.headers = hygiene::inbound(&head.headers);
         head.extensions.clear();
         if head.status.is_success() {
-            self.note(principal, wish, errand, &upstream.name, &bytes, guard);
+            self.note(principal, wish, errand, &upstream.name, &bytes, guard).await;
             Ok(Response::from_parts(head, AnswerBody::whole(bytes)))
         } else {
             if head.status == StatusCode::TOO_MANY_REQUESTS {
@@ -297,7 +309,7 @@ impl Edge {
         }
     }
 
-    fn note(
+    async fn note(
         &self,
         principal: &Principal,
         wish: Wish<'_>,
@@ -311,13 +323,14 @@ impl Edge {
         match wish {
             Wish::Make => {
                 let id = read_response(bytes).map(|told| told.id).unwrap_or_default();
-                let ending = if errand.lasting && !id.is_empty() {
-                    Some(hold(guard))
+                let what = Possession { batch: errand.batch, ..Possession::at(provider) };
+                if errand.lasting && !id.is_empty() {
+                    let what = Possession { held_by: self.node.number(), ..what };
+                    possessions.give(tenant, &id, what, Some(hold(guard)));
                 } else {
                     guard.close("fixed_cost");
-                    None
-                };
-                possessions.give(tenant, &id, Owned { batch: errand.batch, ending, ..Owned::at(provider) });
+                    possessions.give(tenant, &id, what, None);
+                }
                 return;
             }
             Wish::Read(thing) | Wish::Cancel(thing) => {
@@ -325,19 +338,17 @@ impl Edge {
                 // Files that a batch has written are its owner's as well.
                 for made in ["output_file_id", "error_file_id"] {
                     if let Some(file) = about[made].as_str() {
-                        possessions.give(tenant, file, Owned::at(provider));
+                        possessions.give(tenant, file, Possession::at(provider), None);
                     }
                 }
                 if let Some(told) = read_response(bytes).filter(|told| told.id == thing) {
                     let is_over = told.is_over || matches!(about["status"].as_str(), Some("expired"));
-                    let ending = possessions.of(tenant, thing, |owned| owned.ending.take_if(|_| is_over));
-                    if let Some(Some(ending)) = ending {
+                    if is_over {
                         let used = match told.usage {
                             Metered::Exact(usage) => Some(usage),
                             Metered::AtLeast(_) | Metered::Unknown => None,
                         };
-                        // Its deadline may have come first.
-                        let _ = ending.send(used);
+                        self.node.is_over(tenant, thing, used).await;
                     }
                 }
             }
@@ -349,12 +360,12 @@ impl Edge {
 }
 
 /// The provider that keeps it, if the policy switches it on.
-fn provider_of(snapshot: &Snapshot, kept: Kept) -> Option<String> {
+fn provider_of(snapshot: &Snapshot, kept: Kept) -> Option<Box<str>> {
     let route = snapshot.policy.route_of(kept.path())?;
     match kept {
         // Each response knows its own.
-        Kept::Responses => route.stateful.then(String::new),
-        Kept::Files | Kept::Batches => route.provider.clone(),
+        Kept::Responses => route.stateful.then(Box::default),
+        Kept::Files | Kept::Batches => route.provider.as_deref().map(Box::from),
     }
 }
 

@@ -284,9 +284,28 @@ impl Edge {
         }
     }
 
-    /// Reads the body, resolves its model, or takes the one that is to serve `instead`, and counts its tokens: off the async workers when that
-    /// takes long.
+    /// Reads the body, resolves its model, or takes the one that is to serve `instead`, and counts its tokens. What the body names by an id that
+    /// this node does not know is asked for.
     pub(super) async fn count(
+        self: &Arc<Self>,
+        snapshot: &Arc<Snapshot>,
+        principal: &Arc<Principal>,
+        target: &Arc<Target>,
+        parts: &Parts,
+        body: &Bytes,
+        instead: Option<&str>,
+    ) -> Result<Counted, Rejection> {
+        match self.count_known(snapshot, principal, target, parts, body, instead).await {
+            Err(rejection) if !rejection.unknown.is_empty() && !self.node.is_alone() => {
+                self.look_for(&rejection.unknown).await?;
+                self.count_known(snapshot, principal, target, parts, body, instead).await
+            }
+            counted => counted,
+        }
+    }
+
+    /// Counts off the async workers when that takes long.
+    async fn count_known(
         self: &Arc<Self>,
         snapshot: &Arc<Snapshot>,
         principal: &Arc<Principal>,

@@ -49,6 +49,8 @@ pub struct Rejection {
     pub levels: Levels,
     /// Whether the limiter decided on the request, and so counted it, before this came of it.
     pub decided: bool,
+    /// Ids that another node may know to be the tenant's, if this one does not.
+    pub unknown: Vec<String>,
     allow: Option<&'static str>,
 }
 
@@ -64,6 +66,7 @@ impl Rejection {
             openai_code: None,
             levels: Levels::default(),
             decided: false,
+            unknown: Vec::new(),
             allow: None,
         }
     }
@@ -424,6 +427,24 @@ impl Rejection {
     #[must_use]
     pub fn not_found(what: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", format!("{what} was not found."))
+    }
+
+    /// One of these ids is not known to be the tenant's on this node; another may know.
+    #[must_use]
+    pub fn not_known_here(ids: impl IntoIterator<Item = String>) -> Self {
+        let mut rejection = Self::not_found("What the request names by its id");
+        rejection.unknown = ids.into_iter().collect();
+        rejection
+    }
+
+    /// A node that may know whose it is cannot be asked.
+    #[must_use]
+    pub fn owner_unknown() -> Self {
+        let message =
+            "Whose this is cannot be said now: a node that may know does not answer. Try again in a moment.";
+        let mut rejection = Self::new(StatusCode::SERVICE_UNAVAILABLE, "limiter_unavailable", message);
+        rejection.retry = Retry::After(Span::from_secs(1));
+        rejection
     }
 
     /// A bug. Nothing of it is told.

@@ -10,7 +10,9 @@ use crate::limit::{
     RateLimit, Request, ReservationId, Resolution, Resolved, Rules, Scope, ScopeLimits, Span, TenantRules,
     Unit, Units, UserDigest, Verdict,
 };
-use tollgate_cluster::id::{Epoch, SessionId};
+use crate::meter::Usage;
+use crate::node::possessions;
+use tollgate_cluster::id::{Epoch, NodeId, SessionId};
 
 fn paid() -> Paid {
     let budget = BudgetKey {
@@ -62,6 +64,32 @@ fn a_question() -> Question {
 
 fn a_further_attempt() -> Question {
     Question::Attempt { epoch: Epoch(3), session: SessionId(5), of: Of::Held(held()), attempt: 2 }
+}
+
+fn told() -> [Question; 3] {
+    let what = possessions::Possession {
+        provider: "openai".into(),
+        context: 40,
+        batch: Some(Err("line 3".into())),
+        held_by: Some(NodeId(7)),
+    };
+    let made = possessions::News::Made { tenant: "acme".into(), id: "resp_1".into(), what };
+    let gone = possessions::News::Gone { tenant: "acme".into(), id: "file-2".into() };
+    let used = Usage { uncached_input: 5, output: 9, ..Usage::default() };
+    [
+        Question::Kept(possessions::Question::Whose("resp_1".into())),
+        Question::Kept(possessions::Question::News(vec![made, gone])),
+        Question::Kept(possessions::Question::Over {
+            tenant: "acme".into(),
+            id: "resp_1".into(),
+            used: Some(used),
+        }),
+    ]
+}
+
+fn whose() -> Reply {
+    let what = possessions::Possession::at("openai");
+    Reply::Kept(possessions::Answer::Whose(Some(("acme".into(), what))))
 }
 
 fn not_paid() -> Reply {
@@ -146,6 +174,8 @@ fn golden_bytes() {
     insta::assert_snapshot!("reply", hex(&reply(&a_reply()).unwrap()));
     insta::assert_snapshot!("attempt", hex(&question(&a_further_attempt()).unwrap()));
     insta::assert_snapshot!("attempted", hex(&reply(&not_paid()).unwrap()));
+    insta::assert_snapshot!("told", told().map(|told| hex(&question(&told).unwrap())).join("\n"));
+    insta::assert_snapshot!("whose", hex(&reply(&whose()).unwrap()));
     insta::assert_snapshot!("announced", hex(&announced(&vec![held()]).unwrap()));
     insta::assert_snapshot!("exported", hex(&exported(&a_limiter().export(Moment::from_nanos(3))).unwrap()));
 }
