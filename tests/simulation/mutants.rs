@@ -33,7 +33,7 @@ pub const MUTANTS: &[Mutant] = &[
     find("forward_per_reply", Profile::F, 1, "nothing_leaked"),
     find("no_seal", Profile::H, 0, "no_overspend"),
     find("dedup_early", Profile::F, 1, "resolved_once"),
-    find("double_settle", Profile::F, 1, "no_overspend"),
+    find("double_settle", Profile::F, 2, "no_overspend"),
     find("release_on_timeout", Profile::E, 0, "no_overspend"),
     find("slot_leak", Profile::E, 0, "nothing_leaked"),
     find("credit_before", Profile::E, 3, "no_overspend"),
