@@ -10,14 +10,16 @@
 //!
 //! Laws:
 //! - a seed decides everything: the network, the disks, the clocks, chance, the scheduler;
-//! - what is judged is the history alone, in true time: `one_owner`, `no_overspend`, `guard_holds`, `resolved_once`, `nothing_lost`, and after the heal
-//!   that everything is answered for again and nothing stays open;
+//! - what is judged is the history alone, in true time: `one_owner`, `no_overspend`, `guard_holds`, `resolved_once`, `nothing_lost`, of
+//!   budgets `budget_holds`, `alert_once`, `rolls_by_majority` and `one_state`, and after the heal that everything is answered for again and nothing stays open;
 //! - a run that admits next to nothing, and a run of all seeds in which something never happened, fail too.
 //!
 //! Each seed has a process of its own, since the chance of a process can be seeded once.
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong in a helper fails the test")]
 
+#[path = "simulation/budgets.rs"]
+mod budgets;
 #[path = "simulation/carrier.rs"]
 mod carrier;
 #[path = "simulation/children.rs"]
@@ -63,11 +65,18 @@ const MUST_HAPPEN: &[&str] = &[
     "again: no_lease",
     "again: no_answer",
     "again: former_holder",
+    "alerts",
     "answers lost",
+    "budget refusals",
+    "budgets written off",
+    "closed at estimates",
     "cold starts",
     "delayed",
     "duplicates",
+    "ends refused",
+    "ends replayed",
     "ends retried",
+    "ends told twice",
     "expired",
     "exports",
     "fault: crash",
@@ -80,6 +89,7 @@ const MUST_HAPPEN: &[&str] = &[
     "joined",
     "late",
     "purses written off",
+    "rollovers",
 ];
 
 /// Lets time pass.
@@ -105,11 +115,11 @@ fn main() -> ExitCode {
         return alone(nodes, arguments.contains(&"--json".to_owned()), move || run::measure(nodes as usize));
     }
     if let Some(seed) = number("--seed") {
-        let Some(profile) = profile else { return usage("--seed needs --profile E, F, G, H, P or Q") };
+        let Some(profile) = profile else { return usage("--seed needs --profile E, F, G, H, P, Q or B") };
         return alone(seed, arguments.contains(&"--json".to_owned()), move || run::run(profile, seed));
     }
     if let Some(seed) = number("--twice") {
-        let Some(profile) = profile else { return usage("--twice needs --profile E, F, G, H, P or Q") };
+        let Some(profile) = profile else { return usage("--twice needs --profile E, F, G, H, P, Q or B") };
         return result(1, usize::from(!twice(profile, seed)));
     }
     if let Some(mutant) = after("--hunt") {
@@ -146,8 +156,8 @@ fn everything(each: u64) -> ExitCode {
             println!("    again: {}", job.command());
         }
     });
-    if !twice(Profile::F, 1) {
-        failed += 1;
+    for profile in [Profile::F, Profile::B] {
+        failed += usize::from(!twice(profile, 1));
     }
     let all = sum(&reports);
     for what in MUST_HAPPEN.iter().filter(|what| all.get(**what).is_none_or(|count| *count == 0)) {

@@ -94,7 +94,7 @@ pub struct Governing<'a> {
     pub acknowledged: Option<Version>,
     /// The time that an entry proposed now would bring the log to.
     pub log_time: LogTime,
-    /// What the wall clocks of living sessions' nodes read when each last asked for its lease, in milliseconds since 1970. Of a node that
+    /// What the wall clocks of nodes with living sessions read, one for each node, when it last asked for its lease, in milliseconds since 1970. Of a node that
     /// does not ask nothing is known, and that is to be counted as a clock that has reached nothing.
     pub wall_clocks: &'a [u64],
 }

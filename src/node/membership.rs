@@ -63,6 +63,12 @@ impl Membership {
         Ok((Arc::new(node.with_users(users).with_ledger(ledger)), membership))
     }
 
+    /// The membership of a member that was started by itself, for a node that reaches the others in a way of its own.
+    #[must_use]
+    pub const fn of(member: Arc<Member<Tenants>>) -> Self {
+        Self(member)
+    }
+
     /// The member.
     #[must_use]
     pub fn member(&self) -> &Member<Tenants> {

@@ -49,7 +49,7 @@ use guard::{Admitted, Holding};
 pub use guard::{Guard, Receipt, amount};
 pub use principal::{Principal, RouteCounters};
 pub use snapshot::{Beside, Snapshot, Versions};
-pub use tenants::{Audit, Instants, Tenants, Tenure, moment};
+pub use tenants::{Audit, Instants, Tenants, Tenure, life, moment};
 use tollgate_cluster::id::SessionId;
 use tollgate_cluster::outside::Clock;
 use tollgate_cluster::shards::Shards;

@@ -40,6 +40,8 @@ struct State {
     /// What the last reading showed, in true time.
     read: u64,
     wall_step: i64,
+    /// The latest that its wall clock ever showed.
+    wall_shown: u64,
     /// Pauses that have begun and are not told of yet: from and until.
     begun: Vec<(u64, u64)>,
 }
@@ -96,6 +98,11 @@ impl HostClock {
         self.state().wall_step += millis;
     }
 
+    /// The latest that its wall clock ever showed, in milliseconds since 1970.
+    pub fn wall_shown(&self) -> u64 {
+        self.state().wall_shown
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics under it")
     }
@@ -124,7 +131,10 @@ impl Clock for HostClock {
     }
 
     fn wall_millis(&self) -> u64 {
-        (WALL + true_nanos() / 1_000_000).saturating_add_signed(self.state().wall_step)
+        let mut state = self.state();
+        let shown = (WALL + true_nanos() / 1_000_000).saturating_add_signed(state.wall_step);
+        state.wall_shown = state.wall_shown.max(shown);
+        shown
     }
 }
 

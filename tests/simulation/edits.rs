@@ -89,7 +89,11 @@ impl Editor {
             if control(&self.member).is_some_and(|control| control.version() > 0) {
                 return;
             }
-            self.propose(self.world.plan.limit).await;
+            // A calendar begins by the clocks of those who are there: where one is wrong, not by that alone.
+            let members = self.member.shards().facts().map_or(0, |facts| facts.authority.nodes().len());
+            if self.world.plan.budget.is_none() || members + 1 >= self.world.hosts.len() {
+                self.propose(self.world.plan.limit).await;
+            }
             a_moment(&chance, 50..150).await;
         }
     }

@@ -55,6 +55,8 @@ pub enum Event {
     Tight { at: At },
     /// Somebody may loosen it from now on.
     Loose { at: At },
+    /// Something about budgets.
+    Budget(super::budgets::Told),
     /// A host belongs to this cluster.
     Cluster { at: At, host: usize, cluster: u128 },
 }
@@ -74,6 +76,7 @@ impl Event {
             | Self::Tight { at }
             | Self::Loose { at }
             | Self::Cluster { at, .. } => *at,
+            Self::Budget(told) => told.at(),
         }
     }
 }
@@ -93,7 +96,7 @@ pub struct History {
     pub events: Vec<Event>,
 }
 
-const MILLI: u64 = 1_000_000;
+pub const MILLI: u64 = 1_000_000;
 
 impl History {
     pub fn push(&mut self, event: Event) {

@@ -8,10 +8,15 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tollgate::alert;
 use tollgate::control::Control;
 use tollgate::limit::{Decision, Moment, Options, Request, ReservationId, Resolved, Span, Verdict};
+use tollgate::node::agreement::{Agreement, Source};
 use tollgate::node::escrow::drawing;
-use tollgate::node::{Audit, Instants, Node, Reach, Snapshot, Tenants, Tenure as ByTenure, Versions};
+use tollgate::node::membership::Membership;
+use tollgate::node::{
+    Audit, Instants, Node, Reach, Snapshot, Tenants, Tenure as ByTenure, Versions, closing,
+};
 use tollgate_cluster::authority::{Basis, Holding};
 use tollgate_cluster::id::{SessionId, ShardId};
 use tollgate_cluster::lease::Timing;
@@ -22,6 +27,7 @@ use tollgate_cluster::secret::{Secret, Secrets};
 use tollgate_cluster::shards::Shards;
 use tollgate_cluster::time::{Moment as Lease, RHO, Span as ClusterSpan};
 
+use super::budgets::{self, Watch, Witness};
 use super::carrier::Troubled;
 use super::clock::true_nanos;
 use super::edits;
@@ -58,7 +64,10 @@ pub fn policy_text(world: &World, limit: Limit) -> String {
     let bucket = format!("tokens_per_minute: {}, burst_tokens: {}", limit.per_minute, limit.burst);
     let tenants: Vec<String> = (0..world.plan.tenants)
         // Every other one is also held to what it has in flight.
-        .map(|tenant| format!("{{ id: {}, tier: {} }}", tenant_name(tenant), ["free", "capped"][tenant % 2]))
+        .map(|tenant| {
+            let (tier, budget) = (["free", "capped"][tenant % 2], budgets::in_policy(&world.plan, tenant));
+            format!("{{ id: {}, tier: {tier}{budget} }}", tenant_name(tenant))
+        })
         .collect();
     let (pools, models) = match world.plan.pool {
         // The guard is half of the ceiling, and no minute gives back what it did not use.
@@ -121,6 +130,13 @@ impl Ear {
 }
 
 impl Ear {
+    /// What was taken from purses for a request.
+    fn paid(&self, at: u64, request: &Request<'_>, decision: &Decision) {
+        let Some(paid) = decision.paid.as_ref().filter(|paid| !paid.budgets.is_empty()) else { return };
+        let (id, bills) = (request.id.0, budgets::bills(paid));
+        self.world.push(Event::Budget(budgets::Told::Paid { at, id, bills }));
+    }
+
     /// The instants in true time of the reading that was decided by, and of the last one: it was made to see whether the lease still ran.
     fn instants(&self, decided: Moment) -> (u64, u64) {
         let clock = &self.world.hosts[self.host].clock;
@@ -134,6 +150,7 @@ impl Audit for Ear {
     fn decided(&self, by: ByTenure, at: Instants, request: &Request<'_>, decision: &Decision) {
         let Some(by) = self.tenure(by) else { return };
         let (at, stood) = self.instants(at.read);
+        self.paid(at, request, decision);
         self.world.push(Event::Decided {
             at,
             stood,
@@ -164,6 +181,7 @@ impl Audit for Ear {
         }
         let ((at, _), tenant) = (self.instants(at), tenant_of(request.tenant));
         let (id, session, cost) = (request.id.0, session.0, request.need.total);
+        self.paid(at, request, decision);
         self.world.push(Event::Debited { at, id, session, tenant, cost });
         self.world.count("decisions forfeited", 1);
     }
@@ -191,6 +209,11 @@ struct Process {
     host: usize,
     node: Arc<Node>,
     member: Arc<Member<Tenants>>,
+    agreement: Arc<Agreement>,
+    life: u64,
+    watch: Watch,
+    /// Nobody asks any more.
+    asked: CancellationToken,
     cancel: CancellationToken,
 }
 
@@ -216,6 +239,7 @@ pub async fn live(world: Arc<World>, number: usize) {
     };
     let limiter = Options {
         reservation_deadline: Span::from_millis(world.plan.deadline.as_millis() as u64),
+        orphan_grace: Span::from_millis(world.plan.grace.as_millis() as u64),
         ..Options::default()
     };
     let secrets = Secrets::new(Secret::new([7; 32]).expect("a secret of 32 bytes"));
@@ -236,6 +260,9 @@ pub async fn live(world: Arc<World>, number: usize) {
             return;
         }
     };
+    if world.plan.budget.is_some() {
+        budgets::tell_kept(&world, number, life, &member.shelf());
+    }
     let carrier = Troubled {
         world: world.clone(),
         host: number,
@@ -243,11 +270,17 @@ pub async fn live(world: Arc<World>, number: usize) {
         chance: Arc::new(SeededEntropy::new(chance + 500)),
     };
     let node = Node::member(snapshot, shards, host.clock.clone(), Arc::new(carrier), Reach::default());
+    let node = Arc::new(node);
+    let membership = Membership::of(member.clone());
     let process = Process {
         world: world.clone(),
         host: number,
-        node: Arc::new(node),
+        agreement: Arc::new(Agreement::new(node.clone(), Source::Member(membership))),
+        node,
         member,
+        life,
+        watch: Watch::default(),
+        asked: CancellationToken::new(),
         cancel: CancellationToken::new(),
     };
     process.run(chance).await;
@@ -260,7 +293,8 @@ impl Process {
             async move { node.tell_owners(cancel).await }
         });
         let plan = self.world.plan;
-        if plan.tight.is_some() || plan.pool.is_some() {
+        let escrow = plan.pool.is_some() || plan.budget.is_some();
+        if plan.tight.is_some() || escrow {
             let follower = edits::Follower { node: self.node.clone(), member: self.member.clone() };
             tokio::spawn(follower.run(SeededEntropy::new(chance + 700), self.cancel.clone()));
             let (world, member) = (self.world.clone(), self.member.clone());
@@ -268,11 +302,14 @@ impl Process {
             let (chance, cancel) = (SeededEntropy::new(chance + 800), self.cancel.clone());
             match plan.tight.filter(|_| self.host == 0) {
                 Some(tight) => _ = tokio::spawn(editor.run(tight, chance, cancel)),
-                None if plan.pool.is_some() => _ = tokio::spawn(editor.seed(chance, cancel)),
+                None if escrow => _ = tokio::spawn(editor.seed(chance, cancel)),
                 None => {}
             }
         }
-        if plan.pool.is_some() {
+        if plan.budget.is_some() {
+            self.serve_budgets(chance);
+        }
+        if escrow {
             let (node, log, cancel) = (self.node.clone(), self.member.clone(), self.cancel.clone());
             tokio::spawn(async move { drawing::draw(node, log, cancel).await });
         }
@@ -280,10 +317,10 @@ impl Process {
             let chance = SeededEntropy::new(chance + 1000 + caller as u64);
             tokio::spawn(load::call(
                 self.world.clone(),
-                self.host,
+                (self.host, self.life),
                 self.node.clone(),
                 chance,
-                self.cancel.clone(),
+                self.asked.clone(),
             ));
         }
         let mut looks = tokio::time::interval(LOOK);
@@ -308,6 +345,25 @@ impl Process {
         }
     }
 
+    /// What a gateway runs beside the drawing for budgets.
+    fn serve_budgets(&self, chance: u64) {
+        let (agreement, cancel) = (self.agreement.clone(), self.cancel.clone());
+        tokio::spawn(closing::run(agreement.clone(), cancel.clone()));
+        tokio::spawn(alert::run(agreement.clone(), cancel.clone()));
+        let chance = SeededEntropy::new(chance + 900);
+        let witness = Witness { world: self.world.clone(), host: self.host, agreement, chance };
+        let (node, shelf) = (self.node.clone(), self.member.shelf());
+        tokio::spawn(async move { node.reports().run(shelf, &witness, cancel).await });
+    }
+
+    /// Nothing more is written here.
+    fn over(&self) {
+        let over = budgets::Told::Over { at: true_nanos(), host: self.host, life: self.life };
+        self.world.push(Event::Budget(over));
+        self.asked.cancel();
+        self.cancel.cancel();
+    }
+
     /// As an operator at the leader does: refused until the node's session is over and the ring is without it.
     async fn remove_lost(&self) {
         let facts = self.member.shards().facts();
@@ -325,14 +381,23 @@ impl Process {
     async fn leave(self, for_good: bool) {
         let handed_over = self.member.hand_over(Duration::from_secs(5), for_good).await;
         self.world.count(if handed_over { "handed over" } else { "stopped without an heir" }, 1);
-        self.cancel.cancel();
+        // In the order of a gateway that stops.
+        self.asked.cancel();
+        let ended = async {
+            while self.node.metrics.inflight.get() > 0 {
+                pass(Duration::from_millis(10)).await;
+            }
+        };
+        let _ = timeout(Duration::from_secs(1), ended).await;
         self.node.told(Duration::from_secs(1)).await;
-        if self.world.plan.pool.is_some() && handed_over {
+        self.node.reported(Duration::from_secs(1)).await;
+        if self.world.plan.pool.is_some() || self.world.plan.budget.is_some() {
             self.node.return_purses(Duration::from_secs(1)).await;
         }
         if !handed_over {
             self.member.keep_for_next_life().await;
         }
+        self.over();
         self.report(true);
         let stopped = timeout(Duration::from_secs(5), self.member.shut_down()).await;
         if stopped.is_err() {
@@ -347,7 +412,7 @@ impl Process {
     async fn end(self, why: &str) {
         let host = &self.world.hosts[self.host];
         self.world.push(Event::Fault { at: true_nanos(), what: format!("{} ends: {why}", host.name) });
-        self.cancel.cancel();
+        self.over();
         self.report(true);
         let _ = timeout(Duration::from_secs(5), self.member.shut_down()).await;
         let mut status = host.status();
@@ -377,6 +442,11 @@ impl Process {
         }
         if self.world.phase() == Phase::Drain {
             status.open = self.open();
+        }
+        if whole && self.world.plan.budget.is_some() {
+            let control = self.agreement.control();
+            self.watch.look(&self.world, self.host, control.budgets());
+            status.budgets = Some(control.budgets().clone());
         }
     }
 
@@ -440,7 +510,11 @@ impl Process {
             }
         }
         let page = self.node.render_metrics();
-        let waits = |line: &&str| line.contains("map=\"outbox\"") && !line.ends_with(" 0");
+        // What is not told yet, of both kinds, and what is to be closed.
+        let waits = |line: &&str| {
+            let maps = ["outbox", "unreported_ends", "closing"];
+            maps.iter().any(|map| line.contains(&format!("map=\"{map}\""))) && !line.ends_with(" 0")
+        };
         open.extend(page.lines().filter(waits).map(|line| format!("waiting: {line}")));
         open
     }

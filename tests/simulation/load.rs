@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use tollgate::limit::{Amount, Name};
+use tollgate::limit::{Amount, Denial, Name};
+use tollgate::meter::Usage;
 use tollgate::node::{Asking, Guard, Node, Principal, Reserved, reason};
-use tollgate::route::Endpoint;
+use tollgate::route::{Dialect, Endpoint};
 
+use super::budgets::Told;
+use super::clock::true_nanos;
 use super::history::Event;
 use super::host::{MODEL, a_moment, below, tenant_name};
 use super::pass;
@@ -20,7 +23,7 @@ const BEFORE_THE_DEBIT: u64 = 1;
 /// Asks until nobody asks any more.
 pub async fn call(
     world: Arc<World>,
-    host: usize,
+    (host, life): (usize, u64),
     node: Arc<Node>,
     chance: SeededEntropy,
     cancel: CancellationToken,
@@ -45,18 +48,19 @@ pub async fn call(
             }
             bursting => bursting[below(&chance, bursting.len() as u64) as usize],
         };
-        ask(&world, host, &node, tenant, &principals[tenant], &chance).await;
+        ask(&world, (host, life), &node, tenant, &principals[tenant], &chance, &cancel).await;
         a_moment(&chance, 2..20).await;
     }
 }
 
 async fn ask(
     world: &Arc<World>,
-    host: usize,
+    (host, life): (usize, u64),
     node: &Arc<Node>,
     tenant: usize,
     principal: &Arc<Principal>,
     chance: &SeededEntropy,
+    cancel: &CancellationToken,
 ) {
     let cost = 1 + below(chance, world.plan.cost);
     let model: Name = MODEL.into();
@@ -84,58 +88,96 @@ async fn ask(
             let Some(id) = guard.reservation() else { return };
             let at = world.hosts[host].clock.last_read();
             world.push(Event::Used { at, id: id.0, asked, tenant, cost, gateway: host });
-            let ends = below(chance, 1_000_000);
+            let end = End::of(cost, below(chance, 1_000_000), world.plan.exact);
             let long = world.plan.deadline < Duration::from_secs(60) && below(chance, 100) < 3;
-            let held =
-                if long { world.plan.deadline.as_millis() as u64 + 500 } else { 5 + below(chance, 300) };
-            let world = world.clone();
+            // Longer than it takes until the session of a node that died is over.
+            let slow = world.plan.budget.is_some() && below(chance, 100) < 8;
+            let held = match (long, slow) {
+                (true, _) => world.plan.deadline.as_millis() as u64 + 500,
+                (false, true) => 1_000 + below(chance, 2_500),
+                (false, false) => 5 + below(chance, 300),
+            };
+            let (world, cancel) = (world.clone(), cancel.clone());
             tokio::spawn(async move {
                 // What is held when the callers stop ends with them.
                 let mut left = held;
-                while left > 0 && world.phase() < Phase::Drain {
+                while left > 0 && world.phase() < Phase::Drain && !cancel.is_cancelled() {
                     let some = left.min(100);
                     pass(Duration::from_millis(some)).await;
                     left -= some;
                 }
-                end(guard, cost, ends, world.plan.exact);
+                if world.plan.budget.is_some() {
+                    let (at, real) = (world.hosts[host].clock.last_read(), true_nanos());
+                    let charged = end.charged(cost);
+                    world.push(Event::Budget(Told::Spent { at, real, id: id.0, host, life, charged }));
+                }
+                end.make(guard);
                 world.push(Event::Ended { at: world.hosts[host].clock.true_now(), id: id.0 });
             });
         }
         Reserved::Denied(denial, _) => {
             let at = world.hosts[host].clock.true_now();
+            world.count("budget refusals", u64::from(matches!(denial, Denial::Budget { .. })));
             world.push(Event::Refused { at, tenant, why: reason::code(&denial), gateway: host });
         }
     }
 }
 
-/// Ends a reservation in the way that `chance` says.
-fn end(mut guard: Guard, cost: u64, chance: u64, exact: u64) {
-    let used = |tokens| Amount::new(tokens, 0);
-    if chance % 100 < exact {
-        guard.sending();
-        guard.settle(used(cost), "usage");
-        return;
+/// A way to end a reservation.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// With so much used.
+    Used(u64),
+    /// Sent, and without a report.
+    Closed,
+    /// Nothing was sent.
+    GivenUp,
+    /// Its request is gone: before anything was sent, or after.
+    Dropped { sent: bool },
+}
+
+impl End {
+    /// The one that `chance` says.
+    const fn of(cost: u64, chance: u64, exact: u64) -> Self {
+        if chance % 100 < exact {
+            return Self::Used(cost);
+        }
+        match (chance / 100) % 8 {
+            0..=2 => Self::Used(chance / 1000 % (cost + 1)),
+            3 => Self::Used(cost + 1 + chance / 1000 % 3),
+            4 => Self::Closed,
+            5 => Self::GivenUp,
+            6 => Self::Dropped { sent: false },
+            _ => Self::Dropped { sent: true },
+        }
     }
-    match (chance / 100) % 8 {
-        0..=2 => {
-            guard.sending();
-            guard.settle(used(chance / 1000 % (cost + 1)), "usage");
+
+    /// What its budgets are charged if it held `cost`; nothing if it is cancelled.
+    const fn charged(self, cost: u64) -> Option<u64> {
+        match self {
+            Self::Used(used) => Some(used),
+            Self::Closed | Self::Dropped { sent: true } => Some(cost),
+            Self::GivenUp | Self::Dropped { sent: false } => None,
         }
-        3 => {
-            guard.sending();
-            guard.settle(used(cost + 1 + chance / 1000 % 3), "usage");
-        }
-        4 => {
-            guard.sending();
-            guard.close("no usage");
-        }
-        5 => {
-            guard.give_up("nothing sent");
-        }
-        6 => drop(guard),
-        _ => {
-            guard.sending();
-            drop(guard);
+    }
+
+    fn make(self, mut guard: Guard) {
+        match self {
+            Self::Used(used) => {
+                guard.sending();
+                let usage = Usage { uncached_input: used, ..Usage::default() };
+                guard.settle_complete(usage, Dialect::OpenAi, 1);
+            }
+            Self::Closed => {
+                guard.sending();
+                guard.close("no usage");
+            }
+            Self::GivenUp => _ = guard.give_up("nothing sent"),
+            Self::Dropped { sent: false } => drop(guard),
+            Self::Dropped { sent: true } => {
+                guard.sending();
+                drop(guard);
+            }
         }
     }
 }

@@ -118,6 +118,19 @@ impl Nemesis {
                 (Fault::Crash, 1),
                 (Fault::Loss, 1),
             ],
+            Profile::B => &[
+                (Fault::Crash, 4),
+                (Fault::Cut, 3),
+                (Fault::Pause, 3),
+                (Fault::Restart, 2),
+                (Fault::Leave, 2),
+                (Fault::Split, 1),
+                (Fault::OneWay, 1),
+                (Fault::Slow, 1),
+                (Fault::Loss, 1),
+                (Fault::CrashAll, 1),
+                (Fault::WallStep, 1),
+            ],
             Profile::G => &[
                 (Fault::Cut, 5),
                 (Fault::Split, 2),
@@ -373,7 +386,7 @@ impl Nemesis {
                 }
                 let Some(number) = self.world.hosts[one].status().node else { return };
                 self.crash(sim, one);
-                self.world.hosts[one].wipe((one == 0).then_some(1));
+                self.world.wipe(one, (one == 0).then_some(1), now);
                 self.world.to_be_removed().insert(number);
                 self.later(now + self.lease / 2, Later::Start(one));
                 self.quiet_until = now + 6_000_000_000;
@@ -408,7 +421,7 @@ impl Nemesis {
     }
 
     fn crash(&mut self, sim: &mut turmoil::Sim<'_>, host: usize) {
-        self.world.end_life(host);
+        self.world.end_life(host, sim.elapsed().as_nanos() as u64);
         let life = self.world.hosts[host].life.load(Ordering::Relaxed);
         let chance = SeededEntropy::new(self.chance.random::<u64>() ^ life);
         self.world.hosts[host].folder().crash(&chance);
@@ -453,7 +466,7 @@ impl Nemesis {
                     let patience = patience - 1;
                     return self.later(now + 100_000_000, Later::StartStopped { host, fresh, patience });
                 }
-                self.world.end_life(host);
+                self.world.end_life(host, now);
                 if !stopped {
                     // It was told to stop and could not: its operator loses patience.
                     let chance = SeededEntropy::new(self.chance.random());
@@ -462,7 +475,7 @@ impl Nemesis {
                 sim.crash(self.name(host));
                 // A node that is not forgotten yet keeps its folder, and goes on as it was.
                 if fresh && status.forgotten {
-                    self.world.hosts[host].wipe(None);
+                    self.world.wipe(host, None, now);
                 }
                 self.start(sim, host);
                 if self.members.insert(self.spare) {

@@ -7,7 +7,9 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::{Deserialize, Serialize};
+use tollgate::control::budget::Budgets;
 
+use super::budgets::{self, Judge};
 use super::clock::{HostClock, RATE};
 use super::history::UNANSWERED;
 use super::host::live;
@@ -30,6 +32,10 @@ const HEALING: Duration = Duration::from_secs(25);
 const RECOVERY: Duration = Duration::from_secs(10);
 const SOUND: Duration = Duration::from_secs(2);
 const DRAIN: Duration = Duration::from_secs(8);
+
+/// In milliseconds.
+const HOUR: i64 = 3_600_000;
+const MONTH: i64 = 31 * 24 * HOUR;
 
 /// What went wrong with code rather than with promises. A task that panics is not heard of otherwise.
 pub static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -93,7 +99,15 @@ pub fn run(profile: Profile, seed: u64) -> Report {
     until(&mut sim, SOUND, |_| false);
     world.enter(Phase::Drain);
     let running = nemesis.running();
-    let at_rest = |world: &World| running.iter().all(|&host| world.hosts[host].status().open.is_empty());
+    let finals = |world: &World| -> BTreeMap<_, _> {
+        let budgets = |host: usize| Some((host, world.hosts[host].status().budgets.clone()?));
+        running.iter().filter_map(|&host| budgets(host)).collect()
+    };
+    let at_rest = |world: &World| {
+        let told = running.iter().all(|&host| world.hosts[host].status().open.is_empty());
+        let delivered = || finals(world).values().all(|budgets| budgets.alerts().is_empty());
+        told && (plan.budget.is_none() || (budgets::forms(&finals(world)) == 1 && delivered()))
+    };
     let drained = sim.elapsed();
     until(&mut sim, DRAIN, |at| at > drained + Duration::from_millis(500) && at_rest(&world));
     for &host in &running {
@@ -101,15 +115,17 @@ pub fn run(profile: Profile, seed: u64) -> Report {
             broken.push(format!("nothing_leaked: {}: {open}", world.hosts[host].name));
         }
     }
+    let finals = finals(&world);
+    let end = sim.elapsed();
     for host in 0..world.hosts.len() {
-        world.end_life(host);
+        world.end_life(host, end.as_nanos() as u64);
     }
-    judge(&world, &running, (healed, sound), broken, sim.elapsed())
+    judge(&world, (&running, finals), (healed, sound), broken, end)
 }
 
 fn judge(
     world: &World,
-    running: &BTreeSet<usize>,
+    (running, finals): (&BTreeSet<usize>, BTreeMap<usize, Arc<Budgets>>),
     (healed, sound): (Duration, Duration),
     mut broken: Vec<String>,
     simulated: Duration,
@@ -118,6 +134,12 @@ fn judge(
     let mut history = world.history();
     history.sort();
     history.check(world.plan.limit, world.plan.tight, world.plan.pool, GRANT_AGE, &mut broken);
+    if world.plan.budget.is_some() {
+        let counters = BTreeMap::new();
+        let mut judge = Judge { events: &history.events, plan: world.plan, finals, counters };
+        judge.check(&mut broken);
+        judge.counters.iter().for_each(|(what, count)| world.count(what, *count));
+    }
     let spans = history.tight_spans();
     if world.plan.tight.is_some() && spans.len() < 2 {
         broken.push(format!("vacuous: the policy was tight {} times", spans.len()));
@@ -197,6 +219,9 @@ pub fn measure(nodes: usize) -> Report {
 /// `hosts` hosts and a spare.
 fn world(plan: Plan, seed: u64, hosts: usize) -> Arc<World> {
     let mut chance = StdRng::seed_from_u64(seed ^ 0x0077_6f72_6c64);
+    // An hour ends somewhere in the trouble or after it, and in half of all runs one wall clock is a month ahead.
+    let boundary: i64 = if plan.budget.is_some() { chance.random_range(8_000..40_000) } else { 0 };
+    let odd_clock = if plan.budget.is_some() { chance.random_range(0..2 * hosts) } else { usize::MAX };
     let names: Vec<String> = (0..=hosts).map(|number| format!("n{number}")).collect();
     let made = (0..=hosts).map(|number| {
         let name = names[number].clone();
@@ -208,6 +233,10 @@ fn world(plan: Plan, seed: u64, hosts: usize) -> Arc<World> {
             false => RATE - 2_000 + chance.random_range(0..4_000),
         };
         let clock = HostClock::new(name.clone(), others, chance.random_range(0..1 << 50), rate);
+        if plan.budget.is_some() {
+            let ahead = if number == odd_clock { MONTH } else { 0 };
+            clock.step_wall(HOUR - boundary + chance.random_range(-1_000..1_000) + ahead);
+        }
         let founders = match plan.profile {
             _ if number == hosts => None,
             Profile::H => (number == 0).then_some(1),

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use tollgate::control::budget::Budgets;
 use tollgate_cluster::id::NodeId;
 use tollgate_cluster::store::twin::MemoryFolder;
 
+use super::budgets::Told;
 use super::clock::HostClock;
 use super::history::{At, Event, History};
 use super::profile::Plan;
@@ -75,6 +77,8 @@ pub struct Status {
     pub removed: bool,
     /// What is still open, in words.
     pub open: Vec<String>,
+    /// What is agreed on of budgets, as far as it is applied there.
+    pub budgets: Option<Arc<Budgets>>,
     /// Its own counters, of this life.
     pub counters: BTreeMap<String, u64>,
 }
@@ -139,9 +143,17 @@ impl World {
         (0..bursts.len()).filter(|&tenant| (bursts[tenant].0..bursts[tenant].1).contains(&now)).collect()
     }
 
+    /// The disk of `host` is another one.
+    pub fn wipe(&self, host: usize, founders: Option<usize>, at: At) {
+        self.push(Event::Budget(Told::Wiped { at, host }));
+        self.hosts[host].wipe(founders);
+    }
+
     /// Ends the process of `host` in the books: its counters are kept, and what it still does is not heard.
-    pub fn end_life(&self, host: usize) {
-        let host = &self.hosts[host];
+    pub fn end_life(&self, host: usize, at: At) {
+        let number = host;
+        let host = &self.hosts[number];
+        self.push(Event::Budget(Told::Over { at, host: number, life: host.life.load(Ordering::Relaxed) }));
         host.life.fetch_add(1, Ordering::Relaxed);
         host.clock.disarm();
         let (_, _) = (host.take_order(), host.at_answer());
@@ -171,8 +183,7 @@ impl Host {
         self.folder.lock().expect("nothing panics under it").clone()
     }
 
-    /// Its disk is another one.
-    pub fn wipe(&self, founders: Option<usize>) {
+    fn wipe(&self, founders: Option<usize>) {
         let folder = MemoryFolder::new(format!("{}-{}", self.name, self.life.load(Ordering::Relaxed)));
         *self.folder.lock().expect("nothing panics under it") = folder;
         *self.founders.lock().expect("nothing panics under it") = founders;

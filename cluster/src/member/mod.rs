@@ -23,6 +23,7 @@
 
 mod admission;
 mod beginning;
+mod clocks;
 mod engine;
 mod host;
 mod keys;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
 
+use super::clocks::WallClocks;
 use super::message::{InForce, Noted, Renew, Renewed, kind};
 use super::{Announced, CALL, Counters, Joined, Shared};
 use crate::authority::{Authority, Command, Standing};
@@ -65,8 +66,8 @@ pub(super) struct Desk {
     waiters: BTreeMap<(SessionId, u64), oneshot::Sender<Reply>>,
     /// What the host of each session has in force, as it said itself.
     pub in_force: BTreeMap<SessionId, Version>,
-    /// What the wall clock of each session's node read when it last asked for its lease, in milliseconds since 1970.
-    pub wall_clocks: BTreeMap<SessionId, u64>,
+    /// What the wall clock of each node read when it last asked for its lease.
+    pub wall_clocks: WallClocks,
     /// Sessions that asked to hand over. One whose node goes for good may think better of it: when it last asked.
     pub leaving: BTreeMap<SessionId, Option<Moment>>,
     /// When each decision was last proposed, so that one under way is not proposed again at once.
@@ -222,14 +223,12 @@ async fn granted<H: Host>(shared: &Arc<Shared<H>>, renewal: Renewal) -> Renewed 
 /// The leader's side: waits until the leader has confirmed itself.
 pub(super) async fn arrive<H: Host>(shared: &Arc<Shared<H>>, renew: Renew) -> Renewed {
     let Renew { renewal, wall_millis } = renew;
-    let lives = |authority: Arc<Authority>| authority.standing(renewal.session) == Some(Standing::Serving);
-    let lives = shared.authority().is_some_and(lives);
+    let authority = shared.authority();
     let answer = {
         let mut core = shared.core();
         let desk = core.desk.as_mut()?;
-        if lives {
-            // A clock that was set back has not passed what it had passed.
-            desk.wall_clocks.insert(renewal.session, wall_millis);
+        if let Some(authority) = authority {
+            desk.wall_clocks.heard(&authority, renewal.session, wall_millis);
         }
         if !desk.grantor.arrive(renewal) {
             return None;
@@ -292,7 +291,7 @@ pub(super) fn keep_desk<H: Host>(shared: &Arc<Shared<H>>, joined: &Joined, now: 
             let lives =
                 |session| authority.standing(session).is_some_and(|standing| standing < Standing::Fenced);
             desk.in_force.retain(|session, _| lives(*session));
-            desk.wall_clocks.retain(|session, _| lives(*session));
+            desk.wall_clocks.keep(&authority);
         }
         (Some(leading), desk) => {
             tracing::info!(term = %leading.term, "this node leads");
@@ -302,7 +301,7 @@ pub(super) fn keep_desk<H: Host>(shared: &Arc<Shared<H>>, joined: &Joined, now: 
                 grantor,
                 waiters: BTreeMap::new(),
                 in_force: BTreeMap::new(),
-                wall_clocks: BTreeMap::new(),
+                wall_clocks: WallClocks::default(),
                 leaving: BTreeMap::new(),
                 governed: None,
                 reseated: None,

@@ -164,7 +164,7 @@ fn govern<H: Host>(
 ) -> Vec<Command> {
     let agreed = joined.raft.applied().borrow().agreed.clone();
     let acknowledged = desk.acknowledged(authority);
-    let wall_clocks: Vec<u64> = desk.wall_clocks.values().copied().collect();
+    let wall_clocks = desk.wall_clocks.readings();
     let leading = Governing {
         term: desk.term,
         now,
