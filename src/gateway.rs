@@ -183,6 +183,7 @@ impl Gateway {
             .map_err(|error| at(options.admin, "--admin", &error))?;
         background.spawn(tick(node.clone(), stopping.clone()));
         background.spawn(crate::issuers::follow(node.clone(), stopping.clone()));
+        background.spawn(crate::secrets::follow(agreement.clone(), stopping.clone()));
         if membership.is_some() {
             let (node, stopping) = (node.clone(), stopping.clone());
             background.spawn(async move { node.tell_owners(stopping).await });
