@@ -188,6 +188,7 @@ impl Gateway {
             .map_err(|error| at(options.admin, "--admin", &error))?;
         background.spawn(tick(node.clone(), stopping.clone()));
         background.spawn(crate::issuers::follow(node.clone(), stopping.clone()));
+        background.spawn(crate::secrets::follow(agreement.clone(), stopping.clone()));
         if membership.is_some() {
             let (telling, until) = (node.clone(), stopping.clone());
             background.spawn(async move { telling.tell_owners(until).await });

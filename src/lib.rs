@@ -20,6 +20,7 @@ pub mod policy;
 pub mod proxy;
 pub mod reload;
 pub mod route;
+pub mod secrets;
 pub mod simulated;
 pub mod telemetry;
 pub mod upstream;

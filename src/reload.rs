@@ -343,12 +343,8 @@ pub(crate) fn watch(path: &Path, changed: Arc<Notify>) -> Option<RecommendedWatc
             changed.notify_one();
         }
     };
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
     let watching = notify::recommended_watcher(tell).and_then(|mut watcher| {
-        watcher.watch(folder, RecursiveMode::NonRecursive)?;
+        watcher.watch(folder_of(path), RecursiveMode::NonRecursive)?;
         Ok(watcher)
     });
     match watching {
@@ -357,5 +353,13 @@ pub(crate) fn watch(path: &Path, changed: Arc<Notify>) -> Option<RecommendedWatc
             tracing::warn!(file = %path.display(), %error, "a folder cannot be watched; its file is looked at every two seconds");
             None
         }
+    }
+}
+
+/// The folder that a file lies in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
     }
 }

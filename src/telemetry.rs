@@ -167,6 +167,8 @@ pub struct Metrics {
     pub connections_cut: Counters,
     /// Reloads of certificates by address (callers, admin) and result (applied, refused).
     pub tls_reloads: Counters,
+    /// Providers' secrets that changed where they lie, by provider and result (applied; refused: the old one stays).
+    pub secret_reloads: Counters,
     /// Token counts remembered and not, by result (hit, miss).
     pub token_cache: Counters,
     /// The budgets'.
@@ -279,6 +281,11 @@ impl Metrics {
                 "Connections ended for what their callers did not do",
             ),
             tls_reloads: counters(r, "tls_reloads", "Reloads of certificates by address and result"),
+            secret_reloads: counters(
+                r,
+                "secret_reloads",
+                "Changes of providers' secrets by provider and result",
+            ),
             token_cache: counters(r, "token_cache", "Token counts looked up, by result"),
             pools: pools::PoolMetrics::new(r),
             held: add(r, "held", "Entries in each bounded map", Family::default()),
@@ -315,6 +322,13 @@ impl Metrics {
     /// Counts one reload of the certificate of an address: that of callers, or of operators (`admin`).
     pub fn count_tls_reload(&self, address: &'static str, result: &'static str) {
         self.tls_reloads.with(vec![("address", address.to_owned()), ("result", result.to_owned())]).inc();
+    }
+
+    /// Counts one change of a provider's secret.
+    pub fn count_secret_reload(&self, provider: &str, result: &'static str) {
+        self.secret_reloads
+            .with(vec![("provider", provider.to_owned()), ("result", result.to_owned())])
+            .inc();
     }
 
     /// The counter of requests sent to a provider that ended so: a status, or what went wrong.

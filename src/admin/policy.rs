@@ -44,7 +44,14 @@ pub(super) async fn page(State(admin): State<Arc<Admin>>) -> Response {
     let providers: Vec<Value> = snapshot
         .upstreams
         .iter()
-        .map(|upstream| json!({ "name": upstream.name, "dialect": upstream.dialect.name(), "problem": upstream.problem() }))
+        .map(|upstream| {
+            json!({
+                "name": upstream.name,
+                "dialect": upstream.dialect.name(),
+                "problem": upstream.problem(),
+                "outdated": upstream.outdated(),
+            })
+        })
         .collect();
     let file = admin.file.as_ref().map(|file| {
         let standing = file.standing();

@@ -30,7 +30,7 @@ Then point an SDK at it: base_url http://HOST:8080/v1 for OpenAI, http://HOST:80
 (`tollgate keys new` makes one). Every flag may also be given as TOLLGATE_… in the environment or in the file of --config;
 a flag beats the environment, which beats the file.
 
-SIGHUP reads the policy and the certificates again; they are also read when their files change. SIGTERM and SIGINT stop: /readyz turns first, then, after
+SIGHUP reads the policy, the certificates and the providers' secrets again; they are also read when their files change. SIGTERM and SIGINT stop: /readyz turns first, then, after
 --drain-delay, no more requests are taken and those that run may end within --drain-timeout.";
 
 /// Which logs are written unless told otherwise. What the libraries of consensus and gossip say at `info` is of no use to an operator.

@@ -244,7 +244,7 @@ impl Agreement {
         });
         match made.await.unwrap_or_else(|failed| Err(failed.to_string())) {
             Ok(next) => {
-                say_what_is_missing(&next);
+                self.say_of_secrets(&self.node.snapshot(), &next);
                 let policy = next.policy_version;
                 self.node.apply(next);
                 *self.problem() = None;
@@ -261,12 +261,43 @@ impl Agreement {
         }
     }
 
-    /// Reads the secrets again that the policy in force names.
+    /// Reads the secrets again that the policy in force names. One that cannot be read stays as it was.
     pub async fn read_secrets_again(&self) {
         let _one_at_a_time = self.following.lock().await;
-        let again = self.node.snapshot().read_again();
-        say_what_is_missing(&again);
+        let before = self.node.snapshot();
+        let again = before.read_again();
+        self.say_of_secrets(&before, &again);
         self.node.apply(again);
+    }
+
+    /// Says what has become of providers' secrets, once each.
+    fn say_of_secrets(&self, before: &Snapshot, after: &Snapshot) {
+        for upstream in after.upstreams.iter() {
+            let earlier = before.upstreams.get(&upstream.name);
+            let provider = &*upstream.name;
+            let anew = earlier.and_then(|earlier| upstream.found_anew(earlier));
+            if let Some(usable) = anew {
+                let result = if usable { "applied" } else { "refused" };
+                self.node.metrics.count_secret_reload(provider, result);
+            }
+            if anew == Some(true) {
+                tracing::info!(provider, "a provider's new secret is in use");
+            }
+            if let Some(problem) = upstream.outdated()
+                && earlier.and_then(|earlier| earlier.outdated()) != Some(problem)
+            {
+                tracing::error!(
+                    provider,
+                    problem,
+                    "a provider's new secret is refused and the old one stays"
+                );
+            }
+            if let Some(problem) = upstream.problem()
+                && earlier.and_then(|earlier| earlier.problem()) != Some(problem)
+            {
+                tracing::warn!(provider, problem, "a provider cannot be called from this node");
+            }
+        }
     }
 
     /// Has a document agreed on, unless the policy in force says the same word for word.
@@ -631,14 +662,6 @@ fn fits_policy(policy: &Policy, change: &Change) -> Result<(), String> {
 }
 
 /// Says what this node lacks to serve a policy.
-fn say_what_is_missing(snapshot: &Snapshot) {
-    for upstream in snapshot.upstreams.iter() {
-        if let Some(problem) = upstream.problem() {
-            tracing::warn!(provider = upstream.name, problem, "a provider cannot be called from this node");
-        }
-    }
-}
-
 fn wall_millis() -> i64 {
     crate::clock::wall_now().as_millisecond()
 }

@@ -1,6 +1,7 @@
 //! A provider, ready to be called.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -9,7 +10,7 @@ use http::{HeaderName, HeaderValue, Uri};
 use prometheus_client::metrics::counter::Counter;
 
 use super::pool::Client;
-use crate::policy::{Provider, Timeouts};
+use crate::policy::{Provider, Secret, SecretProblem, SecretReference, Timeouts};
 use crate::route::Dialect;
 
 /// A provider of the policy.
@@ -28,7 +29,11 @@ pub struct Upstream {
     pub max_attempts: u32,
     settings: Provider,
     origin: Result<Origin, String>,
+    /// What was found where its secret lies; none: it has none.
+    found: Option<Result<Secret, SecretProblem>>,
     credential: Result<Option<(HeaderName, HeaderValue)>, String>,
+    /// Why the credential is still an earlier one.
+    outdated: Option<String>,
     pub(super) client: Client,
     /// The counter of its usual answer, looked up once.
     pub(super) answered_200: OnceLock<Counter>,
@@ -41,26 +46,72 @@ struct Origin {
 }
 
 impl Upstream {
-    fn new(name: &str, provider: &Provider, client: Option<Client>) -> Self {
-        let dialect = provider.dialect;
-        let credential = provider.api_key.as_ref().map(|reference| match reference.resolve() {
-            Ok(secret) => credential_header(provider, secret.expose())
-                .map_err(|()| format!("the secret {reference} is not a header value")),
-            Err(problem) => Err(problem.to_string()),
-        });
+    fn new(name: &str, provider: &Provider, before: Option<&Self>) -> Self {
+        let found = provider.api_key.as_ref().map(SecretReference::resolve);
+        let (credential, outdated) = match found.as_ref().map(|found| credential_of(provider, found)) {
+            None => (Ok(None), None),
+            Some(Ok(credential)) => (Ok(Some(credential)), None),
+            Some(Err(problem)) => match before.and_then(|before| before.credential_for(provider)) {
+                Some(earlier) => (Ok(Some(earlier)), Some(problem)),
+                None => (Err(problem), None),
+            },
+        };
+        let client = before.filter(|before| before.settings == *provider).map(|before| before.client.clone());
         Self {
             name: name.to_owned(),
-            dialect,
+            dialect: provider.dialect,
             azure_api_version: provider.azure_api_version.clone(),
             include_usage: provider.include_usage,
             timeouts: provider.timeouts,
             max_attempts: provider.max_attempts.clamp(1, 3),
             settings: provider.clone(),
             origin: origin(&provider.base_url),
-            credential: credential.transpose(),
+            found,
+            credential,
+            outdated,
             client: client.unwrap_or_else(|| Client::new(&provider.timeouts)),
             answered_200: OnceLock::new(),
         }
+    }
+
+    /// The credential that it has, if `provider` would be sent the same secret in the same way.
+    fn credential_for(&self, provider: &Provider) -> Option<(HeaderName, HeaderValue)> {
+        let is_azure = |provider: &Provider| provider.azure_api_version.is_some();
+        let Provider { api_key, base_url, dialect, .. } = &self.settings;
+        let same = *api_key == provider.api_key
+            && *base_url == provider.base_url
+            && *dialect == provider.dialect
+            && is_azure(&self.settings) == is_azure(provider);
+        self.credential.as_ref().ok().filter(|_| same).cloned().flatten()
+    }
+
+    /// Where its secret lies, if that is a file.
+    #[must_use]
+    pub fn secret_file(&self) -> Option<&Path> {
+        match &self.settings.api_key {
+            Some(SecretReference::File(path)) => Some(path),
+            Some(SecretReference::Env(_)) | None => None,
+        }
+    }
+
+    /// Whether something else is found by now where its secret lies.
+    fn secret_has_changed(&self) -> bool {
+        let found = self.settings.api_key.as_ref().map(SecretReference::resolve);
+        found != self.found
+    }
+
+    /// What was found where its secret lies, if that differs from what `before` had found there: whether it can be used.
+    #[must_use]
+    pub fn found_anew(&self, before: &Self) -> Option<bool> {
+        let same_place = self.settings.api_key == before.settings.api_key;
+        let anew = same_place && self.found.is_some() && self.found != before.found;
+        anew.then(|| self.problem().or(self.outdated()).is_none())
+    }
+
+    /// Why it is called with an earlier secret: what is there now cannot be used.
+    #[must_use]
+    pub fn outdated(&self) -> Option<&str> {
+        self.outdated.as_deref()
     }
 
     /// What keeps it from being called: a secret that this node lacks, say.
@@ -112,13 +163,13 @@ impl Upstream {
 pub struct Upstreams(BTreeMap<String, Arc<Upstream>>);
 
 impl Upstreams {
-    /// Reads every provider's secret. One that is unchanged since `before` keeps its connections.
+    /// Reads every provider's secret. One that is unchanged since `before` keeps its connections, and one whose secret cannot be read any
+    /// more the secret that it had.
     #[must_use]
     pub fn new(providers: &BTreeMap<String, Provider>, before: Option<&Self>) -> Self {
         let make = |(name, provider): (&String, &Provider)| {
-            let client = before.and_then(|before| before.0.get(name)).filter(|old| old.settings == *provider);
-            let client = client.map(|old| old.client.clone());
-            (name.clone(), Arc::new(Upstream::new(name, provider, client)))
+            let before = before.and_then(|before| before.get(name)).map(Arc::as_ref);
+            (name.clone(), Arc::new(Upstream::new(name, provider, before)))
         };
         Self(providers.iter().map(make).collect())
     }
@@ -129,10 +180,33 @@ impl Upstreams {
         self.0.get(name)
     }
 
+    /// The files that their secrets lie in.
+    #[must_use]
+    pub fn secret_files(&self) -> BTreeSet<&Path> {
+        self.iter().filter_map(|upstream| upstream.secret_file()).collect()
+    }
+
+    /// Whether one of those files, read now, says something else than when it was read last, or cannot be read any more.
+    #[must_use]
+    pub fn secrets_have_changed(&self) -> bool {
+        self.iter().any(|upstream| upstream.secret_file().is_some() && upstream.secret_has_changed())
+    }
+
     /// All of them, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Upstream>> {
         self.0.values()
     }
+}
+
+fn credential_of(
+    provider: &Provider,
+    found: &Result<Secret, SecretProblem>,
+) -> Result<(HeaderName, HeaderValue), String> {
+    let secret = found.as_ref().map_err(ToString::to_string)?;
+    credential_header(provider, secret.expose()).map_err(|()| {
+        let reference = provider.api_key.as_ref().map(ToString::to_string).unwrap_or_default();
+        format!("the secret {reference} is not a header value")
+    })
 }
 
 fn credential_header(provider: &Provider, secret: &str) -> Result<(HeaderName, HeaderValue), ()> {
