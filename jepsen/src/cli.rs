@@ -166,6 +166,7 @@ const SOAK: &[Nemesis] = &[
     Nemesis::SameIdWipe,
     Nemesis::Rolling,
     Nemesis::JoinLeave,
+    Nemesis::PolicyEdit,
 ];
 
 /// What a saturated tenant may have in a smoke, in requests a second: so that there are enough admissions.
