@@ -269,8 +269,11 @@ pub struct View {
 /// A key that was revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revoked {
-    /// The revocation had returned.
-    pub at: At,
+    /// The revocation was asked for, not before. From then on its owner may have forgotten what the key has used.
+    #[serde(default)]
+    pub asked: At,
+    /// It had returned; nothing if the run was over before.
+    pub at: Option<At>,
     /// Whose key.
     pub tenant: String,
     /// Which.

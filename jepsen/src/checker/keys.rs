@@ -1,11 +1,12 @@
 //! `keys_hold`: once a revocation has returned, nothing is admitted by that key, through no node and by none of its secrets; and all secrets of
-//! a key together have its one bucket.
+//! a key together have its one bucket, until its revocation is asked for: an owner that has heard of that knows the key's bucket no more, and
+//! what a gateway that has yet to hear of it asks for meanwhile is bound by the tenant's limits alone.
 
 use std::collections::BTreeMap;
 
 use super::Verdict;
 use super::no_overspend::certainly_over;
-use crate::history::{Attempt, Bucket, History, Outcome};
+use crate::history::{Attempt, Bucket, History, Outcome, Revoked};
 
 /// See the page of this file.
 pub fn check(history: &History) -> Verdict {
@@ -25,8 +26,8 @@ pub fn check(history: &History) -> Verdict {
 
 /// How many keys there were, how many requests came after their key's revocation, and how many were admitted by a second secret.
 fn broken(history: &History, bucket: Bucket) -> Result<(usize, usize, usize), String> {
-    let revoked: BTreeMap<(&str, &str), u64> =
-        history.revoked.iter().map(|one| ((&*one.tenant, &*one.label), one.at)).collect();
+    let revoked: BTreeMap<(&str, &str), &Revoked> =
+        history.revoked.iter().map(|one| ((&*one.tenant, &*one.label), one)).collect();
     let arrived: BTreeMap<u64, u64> =
         history.arrivals.iter().map(|arrival| (arrival.op, arrival.at)).collect();
     let mut spent: BTreeMap<(&str, &str), Vec<(u64, u64)>> = BTreeMap::new();
@@ -35,7 +36,8 @@ fn broken(history: &History, bucket: Bucket) -> Result<(usize, usize, usize), St
         let Some((label, generation)) = named(attempt) else { continue };
         let key = (&*attempt.tenant, label);
         let at = arrived.get(&attempt.op);
-        let late = revoked.get(&key).is_some_and(|revoked| attempt.inv > *revoked);
+        let revocation = revoked.get(&key);
+        let late = revocation.and_then(|revoked| revoked.at).is_some_and(|revoked| attempt.inv > revoked);
         if late && (at.is_some() || attempt.outcome.is_decided()) {
             return Err(format!(
                 "attempt {} of {} by the key {label} (secret {generation}) at n{} came after that was revoked, and was {:?} ({}); {}",
@@ -49,7 +51,8 @@ fn broken(history: &History, bucket: Bucket) -> Result<(usize, usize, usize), St
         }
         refused += usize::from(late);
         rotated += usize::from(generation != "1" && attempt.outcome == Outcome::Admitted);
-        if let Some(at) = at {
+        let before = |at: &&u64| revocation.is_none_or(|revoked| **at < revoked.asked);
+        if let Some(at) = at.filter(before) {
             spent.entry(key).or_default().push((attempt.inv, *at));
         }
     }

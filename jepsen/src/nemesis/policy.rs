@@ -49,7 +49,7 @@ async fn apply(stage: &mut Stage, percent: u64) -> Result<(), String> {
 async fn replace(node: u8, text: &str) -> Result<(), String> {
     let page: Value =
         serde_json::from_str(&look::get(node, "/v1/policy").await?).map_err(|error| error.to_string())?;
-    let version = page["agreed_version"].as_u64().ok_or("no version")?;
+    let version = page["version"].as_u64().ok_or("no version")?;
     look::post(node, &format!("/v1/policy?expect={version}"), text).await.map(drop)
 }
 

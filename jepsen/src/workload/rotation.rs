@@ -59,15 +59,15 @@ pub async fn operate(mut one: One, in_use: watch::Sender<Vec<String>>, revoked: 
         }
         one.a_while(1_000, 3_000).await;
         let path = format!("/v1/keys?tenant={}&label={label}", one.tenant);
-        while one.goes_on() {
+        let (asked, mut at) = (sys::now(), None);
+        while at.is_none() && one.goes_on() {
             let Some(node) = any(&mut one) else { break };
-            if look::delete(node, &path).await.is_ok() {
-                let tenant = one.tenant.clone();
-                revoked.push(&Revoked { at: sys::now(), tenant, label: label.clone() });
-                break;
+            match look::delete(node, &path).await {
+                Ok(_) => at = Some(sys::now()),
+                Err(_) => one.a_while(200, 600).await,
             }
-            one.a_while(200, 600).await;
         }
+        revoked.push(&Revoked { asked, at, tenant: one.tenant.clone(), label: label.clone() });
         tokio::time::sleep(AFTERWARDS).await;
         in_use.send_replace(Vec::new());
     }
