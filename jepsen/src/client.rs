@@ -47,6 +47,8 @@ pub struct Numbers {
 pub struct Wish<'a> {
     /// Who asks.
     pub tenant: &'a str,
+    /// With which secret, by name; the tenant's own one, if none is named.
+    pub secret: Option<&'a str>,
     /// The logical request.
     pub request: u64,
     /// Whether it bears an idempotency key.
@@ -62,7 +64,7 @@ pub struct Wish<'a> {
 impl<'a> Wish<'a> {
     /// A request without a key that is read to its end.
     pub const fn of(tenant: &'a str, request: u64, script: Script) -> Self {
-        Self { tenant, request, keyed: false, script, ceiling: 16, abort_after: None }
+        Self { tenant, secret: None, request, keyed: false, script, ceiling: 16, abort_after: None }
     }
 }
 
@@ -73,9 +75,9 @@ pub struct Caller {
     connections: BTreeMap<Host, SendRequest<Full<Bytes>>>,
 }
 
-/// The key of a tenant: whoever knows its name knows it.
-pub fn key_of(tenant: &str) -> String {
-    format!("{KEY}{tenant}")
+/// The key of a tenant, or another secret: whoever knows its name knows it.
+pub fn key_of(name: &str) -> String {
+    format!("{KEY}{name}")
 }
 
 /// The tenant whose key is in these headers.
@@ -116,6 +118,7 @@ impl Caller {
             op,
             request: wish.request,
             tenant: wish.tenant.to_owned(),
+            secret: wish.secret.unwrap_or_default().to_owned(),
             node,
             inv,
             com: inv,
@@ -186,9 +189,13 @@ impl Caller {
 fn outcome(status: u16, code: &str) -> Outcome {
     match (status, code) {
         (200, "") => Outcome::Admitted,
-        (429, "tenant_rate_limit_exceeded" | "inflight_limit_exceeded" | "key_rate_limit_exceeded") => {
-            Outcome::Limited
-        }
+        (
+            429,
+            "tenant_rate_limit_exceeded"
+            | "inflight_limit_exceeded"
+            | "key_rate_limit_exceeded"
+            | "budget_exhausted",
+        ) => Outcome::Limited,
         (503, "limiter_unavailable") => Outcome::Unavailable,
         (409, _) => Outcome::Duplicate,
         _ => Outcome::Unknown,
@@ -206,7 +213,7 @@ fn request(node: Host, wish: &Wish<'_>, script: Script) -> Request<Full<Bytes>> 
         .method(Method::POST)
         .uri("/v1/chat/completions")
         .header("host", Plane::Callers.socket(node, PORT).to_string())
-        .header("authorization", format!("Bearer {}", key_of(wish.tenant)))
+        .header("authorization", format!("Bearer {}", key_of(wish.secret.unwrap_or(wish.tenant))))
         .header("content-type", "application/json")
         .header("x-script", script.header());
     if wish.keyed {

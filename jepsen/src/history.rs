@@ -31,6 +31,9 @@ pub struct Limits {
     /// Tokens, where they are bounded.
     #[serde(default)]
     pub tokens: Option<Bucket>,
+    /// Tokens in a month, where they are bounded.
+    #[serde(default)]
+    pub budget: Option<u64>,
 }
 
 /// A bucket.
@@ -62,6 +65,9 @@ pub struct Plan {
     pub tenants: BTreeMap<String, Limits>,
     /// Tenants that are asked for all the time and want more than they may have.
     pub saturated: Vec<String>,
+    /// What each key may have that is made and revoked in the run, if any is.
+    #[serde(default)]
+    pub of_a_key: Option<Bucket>,
     /// The binary under test, and its size as a fingerprint that costs nothing.
     pub binary: String,
     /// Whether the owners keep an audit file.
@@ -108,6 +114,9 @@ pub struct Attempt {
     pub request: u64,
     /// Who asks.
     pub tenant: String,
+    /// With which secret, by name; the tenant's own one, if none is named.
+    #[serde(default)]
+    pub secret: String,
     /// At which node.
     pub node: u8,
     /// Sent, not before.
@@ -231,6 +240,9 @@ pub struct Window {
     pub healed: At,
     /// Nodes that are to answer afterwards.
     pub living: Vec<u8>,
+    /// The largest limits of requests that were in force in it, in hundredths of the plan's, where it edits them.
+    #[serde(default)]
+    pub percent: Option<u64>,
     /// Whether it may break a guarantee by as much as is stated (a hypervisor's pause), and no more.
     pub bounded: bool,
     /// What came of it where that is part of the fault (a refused wipe), and what was wrong with it.
@@ -252,6 +264,31 @@ pub struct View {
     pub epoch: u64,
     /// Shards of each node, by the node's place in the run.
     pub shards: BTreeMap<u8, u64>,
+}
+
+/// A key that was revoked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revoked {
+    /// The revocation was asked for, not before. From then on its owner may have forgotten what the key has used.
+    #[serde(default)]
+    pub asked: At,
+    /// It had returned; nothing if the run was over before.
+    pub at: Option<At>,
+    /// Whose key.
+    pub tenant: String,
+    /// Which.
+    pub label: String,
+}
+
+/// The end of a node's process that nothing had asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// When it was seen.
+    pub at: At,
+    /// Whose.
+    pub node: u8,
+    /// How it ended and what it said last.
+    pub how: String,
 }
 
 /// What a node said of itself when all was quiet.
@@ -278,6 +315,17 @@ pub enum Probe {
         /// How many were refused for being too many at once.
         refused: u64,
     },
+    /// What a node says of a tenant's budget.
+    Budget {
+        /// Who says it.
+        node: u8,
+        /// Whose.
+        tenant: String,
+        /// What is used of it; nothing where it was not said, or had not come to rest.
+        used: Option<u64>,
+        /// What is held of it.
+        escrow: u64,
+    },
 }
 
 /// Everything.
@@ -297,6 +345,10 @@ pub struct History {
     pub windows: Vec<Window>,
     /// What nodes said of the cluster.
     pub views: Vec<View>,
+    /// Which processes ended unasked.
+    pub ends: Vec<End>,
+    /// Which keys were revoked.
+    pub revoked: Vec<Revoked>,
     /// What nodes said in the end.
     pub probes: Vec<Probe>,
 }
@@ -305,6 +357,8 @@ pub struct History {
 const ATTEMPTS: &str = "clients.jsonl";
 const ARRIVALS: &str = "provider.jsonl";
 const WINDOWS: &str = "nemesis.jsonl";
+const ENDS: &str = "ends.jsonl";
+const REVOKED: &str = "revoked.jsonl";
 const VIEWS: &str = "views.jsonl";
 const PROBES: &str = "probes.jsonl";
 const PLAN: &str = "plan.json";
@@ -346,6 +400,10 @@ pub struct Recorder {
     pub windows: Log,
     /// Of [`View`]s.
     pub views: Log,
+    /// Of [`End`]s.
+    pub ends: Log,
+    /// Of [`Revoked`]s.
+    pub revoked: Log,
     /// Of [`Probe`]s.
     pub probes: Log,
 }
@@ -366,6 +424,8 @@ impl Recorder {
             arrivals: log(ARRIVALS)?,
             windows: log(WINDOWS)?,
             views: log(VIEWS)?,
+            ends: log(ENDS)?,
+            revoked: log(REVOKED)?,
             probes: log(PROBES)?,
         })
     }
@@ -380,7 +440,8 @@ impl Recorder {
     /// # Errors
     /// It is not.
     pub fn flush(&self) -> Result<(), String> {
-        for log in [&self.attempts, &self.arrivals, &self.windows, &self.views, &self.probes] {
+        let first = [&self.attempts, &self.arrivals, &self.windows, &self.views];
+        for log in first.into_iter().chain([&self.ends, &self.revoked, &self.probes]) {
             log.flush()?;
         }
         Ok(())
@@ -432,6 +493,8 @@ impl History {
             ended,
             windows: lines(&folder.join(WINDOWS), false)?,
             views: lines(&folder.join(VIEWS), false)?,
+            ends: lines(&folder.join(ENDS), false)?,
+            revoked: lines(&folder.join(REVOKED), false)?,
             probes: lines(&folder.join(PROBES), false)?,
         })
     }

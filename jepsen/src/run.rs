@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::client::{Caller, Numbers, Wish};
 use crate::cluster::{Cluster, Options, PROVIDER_PORT, look};
-use crate::history::{At, Outcome, Plan, Probe, Recorder, View};
+use crate::history::{At, End, Outcome, Plan, Probe, Recorder, View};
 use crate::nemesis::{Nemesis, Role, Stage, length};
 use crate::network::{Host, PROVIDER, Plane};
 use crate::peers::System;
@@ -57,6 +57,9 @@ pub struct Order {
 /// For how long nodes are asked for what is left open, until it is nothing.
 const QUIESCENCE: Duration = Duration::from_secs(30);
 
+/// A budget of which all nodes say the same for so long is at rest.
+const AT_REST: Duration = Duration::from_secs(2);
+
 /// Between two looks at the cluster.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -75,6 +78,7 @@ pub fn run(order: Order) -> Result<(), String> {
         lease: order.options.lease.as_nanos() as u64,
         saturated: order.workload.saturated(&tenants),
         tenants,
+        of_a_key: order.workload.of_a_key(),
         binary: order.options.binary.display().to_string(),
         audited: order.options.audit,
         windows: order.faults.len(),
@@ -110,14 +114,7 @@ async fn through(order: Order, plan: Plan, recorder: Recorder, mut cluster: Clus
     let (moved, moves) = watch::channel(0);
     let looking = tokio::spawn(keep_looking(recorder.clone(), nodes.clone(), moved));
     let numbers = Arc::new(Numbers::default());
-    let callers = Callers::new(
-        plan.tenants.clone(),
-        numbers.clone(),
-        recorder.attempts.clone(),
-        plan.seed,
-        nodes,
-        moves,
-    );
+    let callers = Callers::new(plan.tenants.clone(), numbers.clone(), &recorder, plan.seed, nodes, moves);
     let mut hosts = founders;
     hosts.push(plan.nodes + 1);
     let (at_work, begun) = (callers.work(&hosts), sys::now());
@@ -130,6 +127,7 @@ async fn through(order: Order, plan: Plan, recorder: Recorder, mut cluster: Clus
         spare: plan.nodes + 1,
         role: None,
         known,
+        limits: plan.tenants.clone(),
     };
     let struck = strike_all(&order, &mut stage, &recorder).await;
     if struck.is_ok() {
@@ -143,10 +141,11 @@ async fn through(order: Order, plan: Plan, recorder: Recorder, mut cluster: Clus
         _ => Ok(()),
     };
     looking.abort();
+    let noted = note_ends(&mut stage.cluster, &recorder);
     for node in stage.cluster.nodes.values_mut() {
         node.kill();
     }
-    struck.and(in_the_end)
+    struck.and(in_the_end).and(noted)
 }
 
 /// Lets callers go on until there are as many admissions as there must be, or the time for that is over.
@@ -163,6 +162,7 @@ async fn until_enough(order: &Order, numbers: &Numbers, begun: At) {
 
 async fn strike_all(order: &Order, stage: &mut Stage, recorder: &Recorder) -> Result<(), String> {
     for (number, nemesis) in order.faults.iter().enumerate() {
+        note_ends(&mut stage.cluster, recorder)?;
         stage.cluster.until_whole().await.map_err(|why| format!("before {}: {why}", nemesis.name()))?;
         let settled = order.each.get(number).copied();
         let by_chance = length(&mut stage.chance, stage.cluster.lease);
@@ -181,7 +181,27 @@ async fn strike_all(order: &Order, stage: &mut Stage, recorder: &Recorder) -> Re
         recorder.windows.push(&window);
         sleep(order.recovery).await;
     }
+    note_ends(&mut stage.cluster, recorder)?;
     stage.cluster.until_whole().await.map_err(|why| format!("in the end: {why}"))
+}
+
+/// Writes down which processes have ended that nothing had told to, and starts them again, so that the rest of the run says something too.
+fn note_ends(cluster: &mut Cluster, recorder: &Recorder) -> Result<(), String> {
+    for (number, node) in &mut cluster.nodes {
+        let excused = if node.may_end { node.ended() } else { None };
+        if let Some(status) = excused {
+            say(&format!("n{number} ended with {status}, of what it had met before"));
+            node.start()?;
+        }
+        for how in node.ends_unasked() {
+            say(&format!("n{number} ended unasked: {how}"));
+            recorder.ends.push(&End { at: sys::now(), node: *number, how });
+            if !node.runs() {
+                node.start()?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What is left open when nobody asks for anything any more.
@@ -220,7 +240,35 @@ async fn in_the_end(
         let (admitted, refused) = (count(Outcome::Admitted), count(Outcome::Limited));
         recorder.probes.push(&Probe::Burst { tenant: tenant.clone(), wanted: slots, admitted, refused });
     }
+    say_of_budgets(plan, recorder, cluster).await;
     Ok(())
+}
+
+/// What every node says of every budget, once that is the same at all and has not changed for a while.
+async fn say_of_budgets(plan: &Plan, recorder: &Recorder, cluster: &Cluster) {
+    let nodes = cluster.running();
+    for tenant in plan.tenants.iter().filter(|(_, limits)| limits.budget.is_some()).map(|(tenant, _)| tenant)
+    {
+        let (mut last, mut since) = (Vec::new(), sys::now());
+        let deadline = since + QUIESCENCE.as_nanos() as u64;
+        loop {
+            let said = join_all(nodes.iter().map(|node| look::budget(*node, tenant))).await;
+            let said: Vec<Option<(u64, u64)>> = said.into_iter().map(Result::ok).collect();
+            let now = sys::now();
+            if said != last {
+                (last, since) = (said, now);
+            }
+            let agreed = last.iter().all(|said| said.is_some() && *said == last[0]);
+            if (agreed && now - since > AT_REST.as_nanos() as u64) || now > deadline {
+                break;
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+        for (node, said) in nodes.iter().zip(last) {
+            let (used, escrow) = said.map_or((None, 0), |(used, escrow)| (Some(used), escrow));
+            recorder.probes.push(&Probe::Budget { node: *node, tenant: tenant.clone(), used, escrow });
+        }
+    }
 }
 
 /// Looks at the cluster through every node now and then, and says when shards have moved.

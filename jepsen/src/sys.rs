@@ -24,6 +24,11 @@ pub fn now() -> u64 {
     reading.tv_sec.unsigned_abs() * 1_000_000_000 + reading.tv_nsec.unsigned_abs()
 }
 
+/// The hour of the day in UTC, by the wall clock.
+pub fn hour() -> u64 {
+    clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs() / 3_600 % 24
+}
+
 /// Takes the calling thread, and all that it starts from now on, into a new network with nothing in it.
 ///
 /// # Errors

@@ -36,7 +36,7 @@ fn a_run(folder: &Path, admitted: u64) {
     }
     write("clients.jsonl", &attempts);
     write("provider.jsonl", &arrivals);
-    for empty in ["nemesis.jsonl", "views.jsonl", "probes.jsonl"] {
+    for empty in ["nemesis.jsonl", "views.jsonl", "ends.jsonl", "revoked.jsonl", "probes.jsonl"] {
         write(empty, "");
     }
 }

@@ -3,14 +3,17 @@
 //! A verdict is *valid*, *invalid* with the smallest witness that was found, or *unknown* where the history cannot tell. A run passes when
 //! every verdict is valid and enough has happened ([`coverage`]): what was not looked at has not been kept.
 
+mod budget_holds;
 pub mod coverage;
 mod in_flight;
+mod keys;
 mod liveness;
 mod no_overspend;
 mod nothing_leaked;
 mod one_cluster;
 mod one_owner;
 mod resolved_once;
+mod stays_up;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -85,10 +88,13 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("no_overspend_at_provider", no_overspend::at_provider),
     ("no_overspend_at_owners", no_overspend::at_owners),
     ("one_owner", one_owner::check),
+    ("budget_holds", budget_holds::check),
     ("in_flight", in_flight::check),
+    ("keys_hold", keys::check),
     ("resolved_once", resolved_once::check),
     ("nothing_leaked", nothing_leaked::check),
     ("liveness", liveness::check),
+    ("stays_up", stays_up::check),
     ("usefulness", usefulness::check),
     ("one_cluster", one_cluster::check),
     ("coverage", coverage::check),

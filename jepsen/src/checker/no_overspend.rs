@@ -86,6 +86,12 @@ fn seen_by_callers(history: &History) -> ByTenant<'_> {
     spent
 }
 
+/// The interval in which these, each sent and arrived, are certainly more than `bucket` has, and by how many.
+pub(super) fn certainly_over(spent: &[(At, At)], bucket: Bucket) -> Option<(At, At, u64)> {
+    let moved: Vec<Moved> = spent.iter().map(|(sent, arrived)| Moved::spent(*sent, *arrived, 1)).collect();
+    worst(&moved, bucket, 0).map(|worst| (worst.from, worst.to, worst.excess))
+}
+
 /// How much too much was let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Measured {
@@ -193,7 +199,8 @@ fn judge(history: &History, sides: &[Side<'_>], late: At) -> Verdict {
                 admissions += moved.iter().filter(|moved| moved.amount > 0).count();
             }
             let bucket = stretched(bucket, history);
-            let Some(overspent) = worst(moved, bucket, late) else { continue };
+            let edits = if *what == "requests" { edits(history) } else { Vec::new() };
+            let Some((overspent, bucket)) = worst_of(moved, bucket, late, &edits) else { continue };
             let Overspent { from, to, excess, exact } = overspent;
             if exact <= allowed(bucket, &history.windows, from, to) {
                 bounded += 1;
@@ -236,6 +243,40 @@ fn allowed(bucket: Bucket, windows: &[Window], from: At, to: At) -> i128 {
         windows.iter().filter(|window| window.bounded && window.begin <= to && window.healed >= from);
     let each = i128::from(bucket.burst) * MINUTE + i128::from(bucket.per_minute) * i128::from(UNSEEN);
     events.count() as i128 * each
+}
+
+/// The windows in which limits of requests were edited, and the largest then, in hundredths.
+fn edits(history: &History) -> Vec<(At, At, u64)> {
+    let edit = |window: &Window| Some((window.begin, window.healed, window.percent?));
+    history.windows.iter().filter_map(edit).collect()
+}
+
+/// The interval that is over by most, with the bucket that it is over: in what lies between two edits of the limits by what the plan says,
+/// and in what meets an edit by the largest that was in force.
+fn worst_of(
+    moved: &[Moved],
+    bucket: Bucket,
+    late: At,
+    edits: &[(At, At, u64)],
+) -> Option<(Overspent, Bucket)> {
+    let with = |moved: &[Moved], bucket| worst(moved, bucket, late).map(|worst| (worst, bucket));
+    let Some(percent) = edits.iter().map(|(_, _, percent)| *percent).max() else {
+        return with(moved, bucket);
+    };
+    let of = |amount: u64| (amount * percent).div_ceil(100);
+    let loosest = Bucket { burst: of(bucket.burst), per_minute: of(bucket.per_minute) };
+    let begins = std::iter::once(0).chain(edits.iter().map(|(_, healed, _)| *healed));
+    let ends = edits.iter().map(|(begin, _, _)| *begin).chain(std::iter::once(At::MAX));
+    let between = begins.zip(ends).map(|(from, to)| {
+        // What may have been given back in between counts against what was spent there.
+        let touches = |moved: &&Moved| match moved.amount > 0 {
+            true => moved.from >= from && moved.to <= to,
+            false => moved.from <= to && moved.to >= from,
+        };
+        moved.iter().filter(touches).copied().collect::<Vec<Moved>>()
+    });
+    let worst = between.filter_map(|moved| with(&moved, bucket));
+    worst.chain(with(moved, loosest)).max_by_key(|(worst, _)| worst.exact)
 }
 
 /// The interval that is over by most, of those the shortest.

@@ -22,7 +22,7 @@ pub fn check(history: &History) -> Verdict {
             Probe::Burst { tenant, wanted, admitted, .. } if admitted < wanted => {
                 unread.push(format!("{admitted} of {wanted} of {tenant} were answered"));
             }
-            Probe::Gauge { .. } | Probe::Burst { .. } => {}
+            Probe::Gauge { .. } | Probe::Burst { .. } | Probe::Budget { .. } => {}
         }
     }
     match (history.probes.len(), unread.is_empty()) {

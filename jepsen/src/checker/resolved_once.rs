@@ -1,7 +1,8 @@
 //! `resolved_once`: what reaches the provider was admitted, once, and ends once, at what the provider billed.
 //!
-//! A gateway asks again under another id, which nothing outside names, in two cases: the answer to the first came too late (then an owner
-//! has admitted that one), or its session was replaced (then the new id is of another life of the same node). The reservation that stands in
+//! A gateway asks under another id than the one it names, which nothing outside knows, in three cases: the answer to the first came too late
+//! (then an owner has admitted that one), its session was replaced (then the new id is of another life of the same node), or, where there are
+//! budgets, it had reported the first as void before it asked (then the new one is a later one of the same life). The reservation that stands in
 //! is one of that tenant and that gateway, admitted between the attempt and its arrival, that no other arrival is by and that was not taken
 //! back.
 //!
@@ -90,6 +91,7 @@ fn all_admitted(history: &History, admitted: &BTreeMap<&str, Vec<&Decided>>) -> 
     // A node's lives are those by which it has sent anything.
     let nodes: BTreeMap<&str, u8> =
         history.arrivals.iter().map(|arrival| (life(&arrival.decision), arrival.node)).collect();
+    let reports = history.plan.tenants.values().any(|limits| limits.budget.is_some());
     // What was admitted under an id that no arrival names, by tenant, gateway and time.
     let mut unnamed: BTreeMap<(&str, u8), BTreeSet<(At, &str)>> = BTreeMap::new();
     for decided in admitted.values().flatten().filter(|decided| !used.contains(&*decided.id)) {
@@ -104,7 +106,9 @@ fn all_admitted(history: &History, admitted: &BTreeMap<&str, Vec<&Decided>>) -> 
     for arrival in arrivals {
         let stands_in = attempts.get(&arrival.op).and_then(|attempt| {
             let unnamed = unnamed.get_mut(&(&*attempt.tenant, arrival.node))?;
-            let may = |id: &str| ever.contains(&*arrival.decision) || life(id) != life(&arrival.decision);
+            let named = &*arrival.decision;
+            let later = |id: &str| reports && id > named;
+            let may = |id: &str| ever.contains(named) || life(id) != life(named) || later(id);
             let first = *unnamed.range((attempt.inv, "")..(arrival.at, "")).find(|(_, id)| may(id))?;
             Some(unnamed.remove(&first))
         });

@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use super::usefulness::of_one_machine;
 use super::*;
 use crate::history::{
-    Arrival, At, Attempt, Bucket, Decided, Ended, Limits, MILLI, Outcome as Answer, Plan, Probe, SECOND,
-    View, Window, life,
+    Arrival, At, Attempt, Bucket, Decided, End, Ended, Limits, MILLI, Outcome as Answer, Plan, Probe,
+    Revoked, SECOND, View, Window, life,
 };
 use crate::nemesis::TOOK_ITS_PLACE;
 
-const RATE: Limits = Limits { burst: 2, per_minute: 600, in_flight: None, tokens: None };
+const RATE: Limits = Limits { burst: 2, per_minute: 600, in_flight: None, tokens: None, budget: None };
 /// Twenty are held of each request, eleven are given back, and ten requests are made a second.
 const METERED: Limits = Limits { tokens: Some(Bucket { burst: 100, per_minute: 90 * 60 }), ..SLOTS };
-const SLOTS: Limits = Limits { burst: 1_000, per_minute: 60_000, in_flight: Some(2), tokens: None };
+const SLOTS: Limits =
+    Limits { burst: 1_000, per_minute: 60_000, in_flight: Some(2), tokens: None, budget: None };
 
 /// The node that owns the saturated tenant is killed at 30 s, is started at 32 s; another takes over at 33 s.
 const KILLED: At = 30 * SECOND;
@@ -33,6 +34,7 @@ fn sound() -> History {
                 ("metered0".to_owned(), Limits { in_flight: None, ..METERED }),
             ]),
             saturated: vec!["sat0".to_owned()],
+            of_a_key: None,
             binary: "tollgate".to_owned(),
             audited: true,
             windows: 1,
@@ -50,10 +52,13 @@ fn sound() -> History {
             begin: KILLED,
             healed: STARTED,
             living: vec![1, 2, 3],
+            percent: None,
             bounded: false,
             note: String::new(),
         }],
         views: vec![view(1, 0, "c1"), view(2, SECOND, "c1"), view(3, END, "c1")],
+        ends: Vec::new(),
+        revoked: Vec::new(),
         probes: vec![
             Probe::Gauge { node: 1, name: "tollgate_inflight".to_owned(), value: 0 },
             Probe::Burst { tenant: "slots0".to_owned(), wanted: 2, admitted: 2, refused: 0 },
@@ -103,6 +108,7 @@ fn ask(history: &mut History, tenant: &str, inv: At, lasts: At, owner: Option<(u
         op,
         request: op,
         tenant: tenant.to_owned(),
+        secret: String::new(),
         node,
         inv,
         com: inv + 2 * MILLI + if admitted { lasts } else { 0 },
@@ -345,6 +351,12 @@ fn nothing_stands_in_for_what_nobody_had_admitted_nor_what_another_gateway_holds
     let node = sound().arrivals[5].node;
     let other = 1 + node % 3;
     assert_eq!(after(|history| make_anew(history, 5, true, Some(other))), ["resolved_once"]);
+    // Unless it may have been reported as void: where there are budgets, and the number that stands in is a later one.
+    let reported = |history: &mut History| {
+        history.plan.tenants.insert("budget1".to_owned(), Limits { budget: Some(1), ..SLOTS });
+        make_anew(history, 5, false, None);
+    };
+    assert!(!after(reported).contains(&"resolved_once".to_owned()));
 }
 
 #[test]
@@ -523,6 +535,118 @@ fn a_cluster_that_refuses_too_much_is_seen() {
     assert_eq!(flipped, ["usefulness"]);
 }
 
+/// What flips when a tenant with a budget of `limit` tokens makes ten requests, each of which holds 20 and uses 9, is refused one, and every
+/// node says in the end that `used` is used; then `edit`.
+fn with_a_budget(limit: u64, used: u64, edit: impl FnOnce(&mut History)) -> Vec<String> {
+    after(|history| {
+        let budget = Limits { budget: Some(limit), in_flight: None, ..SLOTS };
+        history.plan.tenants.insert("budget0".to_owned(), budget);
+        for number in 0..11 {
+            ask(history, "budget0", (5 + number) * SECOND, 300 * MILLI, Some((3, "c")), number < 10);
+        }
+        history.attempts.last_mut().unwrap().code = "429 budget_exhausted".to_owned();
+        for node in 1..=3 {
+            let tenant = "budget0".to_owned();
+            history.probes.push(Probe::Budget { node, tenant, used: Some(used), escrow: 0 });
+        }
+        edit(history);
+    })
+}
+
+#[test]
+fn a_budget_is_spent_to_its_end_and_not_beyond_it() {
+    // The last one arrives when 81 are used, and holds 20.
+    assert_eq!(with_a_budget(101, 90, |_| ()), [""; 0]);
+    assert_eq!(with_a_budget(100, 90, |_| ()), ["budget_holds"]);
+    let two_at_once = |history: &mut History| {
+        let last = history.arrivals.len() - 1;
+        history.arrivals[last - 1].end = history.arrivals[last].at + MILLI;
+    };
+    assert_eq!(with_a_budget(101, 90, two_at_once), ["budget_holds"], "one is open when the next arrives");
+}
+
+#[test]
+fn an_answer_that_uses_more_than_was_held_goes_beyond_a_budget_by_that_and_no_more() {
+    let excess = |by: u64| {
+        move |history: &mut History| {
+            let last = history.arrivals.len() - 1;
+            history.arrivals[last].billed = 30;
+            let ended = history.ended.len() - 1;
+            (history.ended[ended].refunded, history.ended[ended].overage) = (0, by);
+        }
+    };
+    assert_eq!(with_a_budget(101, 111, excess(10)), [""; 0]);
+    assert_eq!(with_a_budget(100, 111, excess(10)), ["budget_holds"]);
+}
+
+#[test]
+fn what_nodes_say_of_a_budget_in_the_end_is_what_was_billed() {
+    assert_eq!(with_a_budget(101, 89, |_| ()), ["budget_holds"], "one token was lost");
+    assert_eq!(with_a_budget(101, 91, |_| ()), ["budget_holds"], "one token was charged twice");
+    let differently = |history: &mut History| {
+        let tenant = "budget0".to_owned();
+        history.probes.push(Probe::Budget { node: 2, tenant, used: Some(91), escrow: 0 });
+    };
+    assert_eq!(with_a_budget(101, 90, differently), ["budget_holds"]);
+    let at_the_estimate = |history: &mut History| {
+        history.attempts.iter_mut().for_each(|attempt| {
+            attempt.complete &= attempt.tenant != "budget0" || attempt.inv > 6 * SECOND;
+        })
+    };
+    // Its caller left: it may be charged what was held.
+    assert_eq!(with_a_budget(112, 101, at_the_estimate), [""; 0]);
+}
+
+#[test]
+fn a_budget_of_which_nothing_is_said_or_that_is_not_used_up_was_not_looked_at() {
+    let silent =
+        |history: &mut History| history.probes.retain(|probe| !matches!(probe, Probe::Budget { .. }));
+    assert_eq!(with_a_budget(101, 90, silent), ["budget_holds"]);
+    let never = |history: &mut History| history.attempts.last_mut().unwrap().code.clear();
+    assert_eq!(with_a_budget(101, 90, never), ["budget_holds"]);
+}
+
+/// What flips when a key with a burst of two is used by two secrets, once a second by both, and is revoked; then `edit`.
+fn with_a_key(edit: impl FnOnce(&mut History)) -> Vec<String> {
+    after(|history| {
+        history.plan.of_a_key = Some(Bucket { burst: 2, per_minute: 120 });
+        history.plan.tenants.insert("rotated0".to_owned(), Limits { in_flight: None, ..SLOTS });
+        for number in 0..12 {
+            let at = (5 + number / 2) * SECOND;
+            ask(history, "rotated0", at, 5 * MILLI, (number < 10).then_some((3, "c")), true);
+            let attempt = history.attempts.last_mut().unwrap();
+            attempt.secret = format!("rotated0/k1/{}", 1 + number % 2);
+        }
+        let (tenant, label) = ("rotated0".to_owned(), "k1".to_owned());
+        let asked = 9 * SECOND + 400 * MILLI;
+        history.revoked.push(Revoked { asked, at: Some(asked + 100 * MILLI), tenant, label });
+        edit(history);
+    })
+}
+
+#[test]
+fn what_is_admitted_by_a_revoked_key_is_seen_and_so_is_a_bucket_for_each_secret() {
+    assert_eq!(with_a_key(|_| ()), [""; 0]);
+    assert_eq!(with_a_key(|history| history.revoked[0].at = Some(8 * SECOND + 500 * MILLI)), ["keys_hold"]);
+    let third = |history: &mut History| {
+        ask(history, "rotated0", 8 * SECOND, 5 * MILLI, Some((3, "c")), true);
+        history.attempts.last_mut().unwrap().secret = "rotated0/k1/1".to_owned();
+    };
+    assert_eq!(with_a_key(third), ["keys_hold"]);
+    let while_it_is_revoked = |history: &mut History| {
+        third(history);
+        history.revoked[0].asked = 7 * SECOND;
+    };
+    assert_eq!(with_a_key(while_it_is_revoked), [""; 0]);
+    assert_eq!(with_a_key(|history| history.revoked.clear()), ["keys_hold"], "unknown is no pass");
+}
+
+#[test]
+fn a_process_that_ends_unasked_is_seen() {
+    let end = End { at: 50 * SECOND, node: 2, how: "signal: 6 (SIGABRT)".to_owned() };
+    assert_eq!(after(|history| history.ends.push(end)), ["stays_up"]);
+}
+
 #[test]
 fn a_second_cluster_is_seen() {
     assert_eq!(after(|history| history.views.push(view(2, END, "c2"))), ["one_cluster"]);
@@ -536,6 +660,21 @@ fn what_did_not_happen_was_not_kept() {
     let idle =
         after(|history| history.attempts.retain(|attempt| attempt.inv < KILLED || attempt.inv > STARTED));
     assert_eq!(idle, ["coverage"]);
+}
+
+#[test]
+fn an_edit_of_the_limits_allows_more_while_it_is_in_force_and_not_afterwards() {
+    let more = |at: At| {
+        move |history: &mut History| {
+            history.windows[0].percent = Some(1_000);
+            for _ in 0..9 {
+                ask(history, "sat0", at, 5 * MILLI, Some((1, "a")), true);
+            }
+        }
+    };
+    assert_eq!(after(more(KILLED + MILLI)), [""; 0]);
+    assert!(after(more(KILLED - SECOND)).contains(&"no_overspend".to_owned()));
+    assert!(after(more(STARTED + 30 * SECOND)).contains(&"no_overspend".to_owned()));
 }
 
 #[test]

@@ -54,6 +54,14 @@ pub async fn post(node: Host, path: &str, body: &str) -> Result<String, String> 
     ask(node, Method::POST, path, body).await
 }
 
+/// `DELETE path` at `node`.
+///
+/// # Errors
+/// No answer in time, or not 200.
+pub async fn delete(node: Host, path: &str) -> Result<String, String> {
+    ask(node, Method::DELETE, path, "").await
+}
+
 async fn ask(node: Host, method: Method, path: &str, body: &str) -> Result<String, String> {
     let patience = if method == Method::GET { PATIENCE } else { PATIENCE * 12 };
     let exchange = async {
@@ -104,6 +112,18 @@ pub async fn cluster(node: Host) -> Result<Cluster, String> {
     }
     seen.leader = page["leader"].as_u64().and_then(|leader| seen.ids.get(&leader).copied());
     Ok(seen)
+}
+
+/// What is used of the budget of `tenant`, and what is held of it, as `node` sees it.
+///
+/// # Errors
+/// It does not say.
+pub async fn budget(node: Host, tenant: &str) -> Result<(u64, u64), String> {
+    let text = get(node, &format!("/v1/budgets?tenant={tenant}")).await?;
+    let page: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let budget = &page["budgets"][0];
+    let number = |name: &str| budget[name].as_u64().ok_or_else(|| format!("no `{name}` in {page}"));
+    Ok((number("used")?, number("escrow")?))
 }
 
 /// The owner of `tenant`, as `node` sees it.

@@ -215,8 +215,13 @@ impl Options {
     }
 }
 
+/// A time zone in which no day ends in the next twelve hours: a budget that begins anew would be no finding.
+fn zone() -> &'static str {
+    if sys::hour() < 12 { "UTC" } else { "Etc/GMT+12" }
+}
+
 /// Every tenant with its limits, and nothing else that could refuse.
-fn policy(tenants: &BTreeMap<String, Limits>) -> String {
+pub fn policy(tenants: &BTreeMap<String, Limits>) -> String {
     let provider = Plane::Provider.socket(PROVIDER, PROVIDER_PORT);
     let mut text = format!(
         "version: 1
@@ -235,13 +240,16 @@ tenants:
     );
     for (tenant, limits) in tenants {
         let hash = hex::encode(Sha256::digest(key_of(tenant)));
-        let Limits { burst, per_minute, in_flight, tokens } = limits;
+        let Limits { burst, per_minute, in_flight, tokens, budget } = limits;
         let slots = in_flight.map(|slots| format!(", max_inflight: {slots}")).unwrap_or_default();
         let tokens = tokens.map_or_else(String::new, |Bucket { burst, per_minute }| {
             format!(", tokens_per_minute: {per_minute}, burst_tokens: {burst}")
         });
+        let budget = budget.map_or_else(String::new, |most| {
+            format!(", budget: {{ period: monthly, zone: {}, tokens: {most} }}", zone())
+        });
         text += &format!(
-            "  - {{ id: {tenant}, requests_per_minute: {per_minute}, burst_requests: {burst}{slots}{tokens}, keys: [{{ label: k, hash: \"sha256:{hash}\" }}] }}\n"
+            "  - {{ id: {tenant}, requests_per_minute: {per_minute}, burst_requests: {burst}{slots}{tokens}{budget}, keys: [{{ label: k, hash: \"sha256:{hash}\" }}] }}\n"
         );
     }
     text

@@ -55,6 +55,10 @@ pub struct Node {
     pub table: Table,
     /// How many processes it has had.
     pub lives: u32,
+    /// How it ended when nothing had told it to, and what it said last.
+    unasked: Vec<String>,
+    /// What is wrong with its disk may end it, now or a little later.
+    pub may_end: bool,
 }
 
 impl Node {
@@ -84,6 +88,8 @@ impl Node {
             process: None,
             table,
             lives: 0,
+            unasked: Vec::new(),
+            may_end: false,
         })
     }
 
@@ -95,7 +101,9 @@ impl Node {
         if self.runs() {
             return Err(format!("n{} runs already", self.number));
         }
+        self.note_end();
         self.lives += 1;
+        self.may_end = false;
         let log = |name: &str| {
             let path = self.files.folder.join(format!("{name}-{}", self.lives));
             File::create(&path).map_err(|error| format!("{}: {error}", path.display()))
@@ -125,7 +133,7 @@ impl Node {
             .args(["--admin", &Plane::Operators.socket(self.number, OPERATORS).to_string()])
             .args(["--peer", &Plane::Peers.socket(self.number, PEERS).to_string()])
             .args(["--lease", &format!("{}ms", self.options.lease.as_millis()), "--workers", "2"])
-            .args(["--drain-timeout", "20s"])
+            .args(["--drain-timeout", "20s", "--orphan-grace", "15s"])
             .arg("--data")
             .arg(self.files.folder.join("data"))
             .arg("--policy")
@@ -165,11 +173,23 @@ impl Node {
         Some(status)
     }
 
+    /// The ends since the last look that nothing had asked for.
+    pub fn ends_unasked(&mut self) -> Vec<String> {
+        self.note_end();
+        std::mem::take(&mut self.unasked)
+    }
+
+    /// Notes an end that nobody waits for.
+    fn note_end(&mut self) {
+        if let Some(status) = self.ended() {
+            self.unasked.push(format!("{status}: {}", self.log_end()));
+        }
+    }
+
     /// Sends a signal to the process, if there is one.
     pub fn signal(&mut self, signal: Signal) {
-        if self.ended().is_none()
-            && let Some(pid) = self.pid()
-        {
+        self.note_end();
+        if let Some(pid) = self.pid() {
             // It stays ours until it is waited for, so the number is not another's.
             let _ended_meanwhile = kill_process_group(pid, signal);
         }
@@ -189,6 +209,9 @@ impl Node {
     /// It does not end in [`STOP`], or ends badly; it is killed then.
     pub async fn stop(&mut self) -> Result<(), String> {
         self.signal(Signal::TERM);
+        if self.process.is_none() {
+            return Err(format!("n{} had ended before SIGTERM", self.number));
+        }
         let status = self.until_ended(STOP).await;
         match status {
             Some(status) if status.success() => Ok(()),
@@ -200,6 +223,21 @@ impl Node {
                 Err(format!("n{} did not end within {} s of SIGTERM", self.number, STOP.as_secs()))
             }
         }
+    }
+
+    /// Waits for the end of a process whose node was removed from the cluster: it stops, or hears that it was removed, says so and ends
+    /// with 1. Any other end is one that nothing had asked for.
+    ///
+    /// # Errors
+    /// It goes on.
+    pub async fn ends_removed(&mut self, patience: Duration) -> Result<(), String> {
+        let status = self.until_ended(patience).await;
+        let status = status.ok_or_else(|| format!("n{} was removed and does not end", self.number))?;
+        let told = status.code() == Some(1) && self.log_end().contains("was removed");
+        if !status.success() && !told {
+            self.unasked.push(format!("{status} after it was removed: {}", self.log_end()));
+        }
+        Ok(())
     }
 
     /// Waits for the process to end by itself.

@@ -7,6 +7,9 @@ use tokio::time::sleep;
 use super::{Nemesis, Stage, Struck};
 use crate::cluster::table::Disk;
 
+/// For how long a node that met a broken disk may go on before that ends it.
+const SEEN: Duration = Duration::from_secs(1);
+
 /// Breaks the disk of one node for `length`. Another is restarted meanwhile, so that there is something to write: each life of a node is an
 /// entry of the log.
 pub async fn fail(stage: &mut Stage, nemesis: Nemesis, length: Duration) -> Result<Struck, String> {
@@ -31,11 +34,14 @@ pub async fn fail(stage: &mut Stage, nemesis: Nemesis, length: Duration) -> Resu
     let node = stage.cluster.node(victim);
     node.table.disk(Disk::Well).map_err(io)?;
     let met = node.table.met() - before;
+    // What it met it may have yet to see.
+    node.may_end = met > 0;
+    let ended = if node.may_end { node.until_ended(SEEN).await } else { node.ended() };
     let mut struck = Struck::new(format!("{whom}, met {met} times"), &[victim]);
     struck.victims.extend(other);
-    if let Some(status) = node.ended() {
+    if let Some(status) = ended {
         struck.note = format!("n{victim} ended with {status}");
-        node.start()?;
+        stage.cluster.node(victim).start()?;
     }
     Ok(struck)
 }

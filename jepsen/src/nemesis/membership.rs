@@ -61,9 +61,7 @@ pub async fn join_and_leave(stage: &mut Stage, length: Duration) -> Result<Struc
     members.pop();
     stage.known.send_replace(members);
     leave(spare).await?;
-    if stage.cluster.node(spare).until_ended(PATIENCE).await.is_none() {
-        return Err(format!("n{spare} has left and does not end"));
-    }
+    stage.cluster.node(spare).ends_removed(PATIENCE).await?;
     stage.cluster.node(spare).wipe()?;
     Ok(Struck::new(format!("n{spare}"), &[spare]))
 }

@@ -7,14 +7,16 @@ mod clocks;
 mod disk;
 mod membership;
 mod network;
+mod policy;
 mod process;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::cluster::Cluster;
-use crate::history::Window;
+use crate::history::{Limits, Window};
 use crate::network::Host;
 use crate::random::Random;
 use crate::sys;
@@ -89,6 +91,8 @@ pub enum Nemesis {
     Rolling,
     /// Another node joins, and leaves again.
     JoinLeave,
+    /// The limits are loosened, tightened and put back.
+    PolicyEdit,
 }
 
 /// What is noted of a node that lost its disk and got its place back.
@@ -154,6 +158,8 @@ pub struct Stage {
     pub role: Option<Role>,
     /// The nodes that callers know of.
     pub known: watch::Sender<Vec<Host>>,
+    /// The limits of all tenants.
+    pub limits: BTreeMap<String, Limits>,
 }
 
 /// What was done.
@@ -161,12 +167,19 @@ struct Struck {
     what: String,
     victims: Vec<Host>,
     bounded: bool,
+    percent: Option<u64>,
     note: String,
 }
 
 impl Struck {
     fn new(what: impl Into<String>, victims: &[Host]) -> Self {
-        Self { what: what.into(), victims: victims.to_vec(), bounded: false, note: String::new() }
+        Self {
+            what: what.into(),
+            victims: victims.to_vec(),
+            bounded: false,
+            percent: None,
+            note: String::new(),
+        }
     }
 }
 
@@ -201,6 +214,7 @@ impl Stage {
             healed: sys::now(),
             living: self.cluster.running(),
             bounded: struck.bounded,
+            percent: struck.percent,
             note: struck.note,
         })
     }
@@ -229,6 +243,7 @@ impl Stage {
             N::SameIdWipe => membership::same_id_wipe(self, length).await,
             N::Rolling => membership::rolling(self).await,
             N::JoinLeave => membership::join_and_leave(self, length).await,
+            N::PolicyEdit => policy::edit(self, length).await,
         }
     }
 

@@ -98,5 +98,6 @@ pub async fn descriptors(stage: &mut Stage, length: Duration) -> Result<Struck, 
         return Ok(struck);
     }
     node.descriptors(before)?;
+    node.may_end = true;
     Ok(Struck::new(format!("{whom}, {open} + 2"), &[victim]))
 }

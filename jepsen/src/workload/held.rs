@@ -9,10 +9,8 @@ use crate::provider::Script;
 /// Seconds of a stream: longer than any lease and what follows its end.
 const SECONDS: u64 = 10;
 
-/// How many callers ask at each of `hosts` nodes, so that the whole burst can be held.
-pub const fn at_each_node(hosts: usize) -> usize {
-    if hosts == 0 { 0 } else { 48_usize.div_ceil(hosts) }
-}
+/// How many callers ask, so that the whole burst can be held.
+pub const CALLERS: usize = 48;
 
 /// Asks at `host` until nobody asks any more.
 pub async fn ask(mut one: One, host: Host) {

@@ -10,10 +10,8 @@ use crate::provider::Script;
 /// Output tokens that each asks for, and is charged until its end: many times what it uses.
 pub const CEILING: u64 = 200;
 
-/// How many callers ask at each of `hosts` nodes, so that all together want several times what can be held at once.
-pub const fn at_each_node(hosts: usize) -> usize {
-    if hosts == 0 { 0 } else { 48_usize.div_ceil(hosts) }
-}
+/// How many callers ask, so that all together want several times what can be held at once.
+pub const CALLERS: usize = 48;
 
 /// Asks at `host` until nobody asks any more.
 pub async fn ask(mut one: One, host: Host) {

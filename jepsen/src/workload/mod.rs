@@ -1,9 +1,11 @@
 //! What callers do, so that a broken guarantee would show: each workload is a group of tenants with limits of their own and callers that
 //! ask for them in one way. `all` is every group at once.
 
+mod budgets;
 mod bursts;
 mod held;
 mod metered;
+mod rotation;
 mod saturating;
 mod slots;
 mod streams;
@@ -17,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::client::{Caller, Numbers};
-use crate::history::{Bucket, Limits, Log};
+use crate::history::{Bucket, Limits, Log, Recorder};
 use crate::network::Host;
 use crate::random::Random;
 
@@ -41,6 +43,10 @@ pub enum Workload {
     Metered,
     /// A burst that is spent on streams of ten seconds: what a dead gateway held must stay charged.
     Held,
+    /// Budgets that run out: what is spent beyond them, or lost of them, shows.
+    Budgets,
+    /// Keys that are made, rotated and revoked while they are used: what is admitted by a revoked one shows.
+    Rotation,
     /// `saturating` and `drained`: what any limiter of requests can be asked.
     Refilling,
     /// All of them, each with tenants of its own.
@@ -61,6 +67,8 @@ impl Workload {
                     Self::InFlight,
                     Self::Metered,
                     Self::Held,
+                    Self::Budgets,
+                    Self::Rotation,
                 ]
             }
             Self::Refilling => vec![Self::Saturating, Self::Drained],
@@ -79,7 +87,9 @@ impl Workload {
         let mut tenants = BTreeMap::new();
         for group in self.groups() {
             for number in 0..group.count() {
-                tenants.insert(format!("{}{number}", group.prefix()), group.limits(rate, lease));
+                let limits = group.limits(rate, lease);
+                let budget = (group == Self::Budgets).then(|| budgets::LIMITS[number]);
+                tenants.insert(format!("{}{number}", group.prefix()), Limits { budget, ..limits });
             }
         }
         tenants
@@ -91,11 +101,17 @@ impl Workload {
         tenants.keys().filter(|name| groups.iter().any(|prefix| name.starts_with(prefix))).cloned().collect()
     }
 
+    /// What each key may have that is made and revoked, if any is.
+    pub fn of_a_key(self) -> Option<Bucket> {
+        self.groups().contains(&Self::Rotation).then_some(rotation::OF_A_KEY)
+    }
+
     const fn count(self) -> usize {
         match self {
             Self::Saturating => 6,
             Self::Drained | Self::IdleBurst | Self::MoveBurst | Self::InFlight => 3,
-            Self::Streams | Self::Metered | Self::Held => 2,
+            Self::Streams | Self::Metered | Self::Held | Self::Rotation => 2,
+            Self::Budgets => budgets::LIMITS.len(),
             Self::Refilling | Self::All => 0,
         }
     }
@@ -110,6 +126,8 @@ impl Workload {
             Self::InFlight => "slots",
             Self::Metered => "metered",
             Self::Held => "held",
+            Self::Budgets => "budget",
+            Self::Rotation => "rotated",
             Self::Refilling | Self::All => "",
         }
     }
@@ -121,11 +139,13 @@ impl Workload {
             per_minute: per_second * 60,
             in_flight: None,
             tokens: None,
+            budget: None,
         };
         match self {
             Self::Saturating | Self::Refilling | Self::All => bucket((refilled_in_lease / 10).max(1), rate),
             Self::Drained | Self::IdleBurst | Self::MoveBurst | Self::Held => bucket(40, 2),
-            Self::Streams => bucket(20, 20),
+            Self::Streams | Self::Budgets => bucket(20, 20),
+            Self::Rotation => bucket(10_000, 1_000),
             Self::InFlight => Limits { in_flight: Some(8), ..bucket(10_000, 1_000) },
             Self::Metered => {
                 let tokens = Bucket { burst: 20 * metered::CEILING, per_minute: 600 * 60 };
@@ -149,6 +169,8 @@ pub struct Callers {
     pub moved: watch::Receiver<u64>,
     /// The limits of all tenants.
     pub tenants: BTreeMap<String, Limits>,
+    /// Where revoked keys are written.
+    pub revoked: Log,
     stopped: Arc<AtomicBool>,
 }
 
@@ -167,17 +189,17 @@ impl AtWork {
 }
 
 impl Callers {
-    /// Callers of the tenants in `tenants`.
+    /// Callers of the tenants in `tenants`, who write to `recorder`.
     pub fn new(
         tenants: BTreeMap<String, Limits>,
         numbers: Arc<Numbers>,
-        log: Log,
+        recorder: &Recorder,
         seed: u64,
         nodes: watch::Receiver<Vec<Host>>,
         moved: watch::Receiver<u64>,
     ) -> Self {
-        let chance = Random::new(seed);
-        Self { numbers, log, chance, nodes, moved, tenants, stopped: Arc::default() }
+        let (chance, log, revoked) = (Random::new(seed), recorder.attempts.clone(), recorder.revoked.clone());
+        Self { numbers, log, chance, nodes, moved, tenants, revoked, stopped: Arc::default() }
     }
 
     /// Sets them to work.
@@ -196,8 +218,13 @@ impl Callers {
                 tasks.spawn(bursts::after_idling(one(chance())));
             } else if is(Workload::MoveBurst) {
                 tasks.spawn(bursts::after_moves(one(chance())));
+            } else if is(Workload::Rotation) {
+                let (secrets, in_use) = watch::channel(Vec::new());
+                tasks.spawn(rotation::operate(one(chance()), secrets, shared.revoked.clone()));
+                for host in hosts {
+                    tasks.spawn(rotation::ask(one(chance()), *host, in_use.clone()));
+                }
             } else {
-                // One at each node, and several where only many at once do anything.
                 for host in hosts {
                     let host = *host;
                     if is(Workload::Saturating) || is(Workload::Drained) {
@@ -205,15 +232,19 @@ impl Callers {
                     } else if is(Workload::Streams) {
                         tasks.spawn(streams::ask(one(chance()), host));
                     } else if is(Workload::Metered) {
-                        for _ in 0..metered::at_each_node(hosts.len()) {
+                        for _ in 0..at_each_node(metered::CALLERS, hosts) {
                             tasks.spawn(metered::ask(one(chance()), host));
                         }
                     } else if is(Workload::Held) {
-                        for _ in 0..held::at_each_node(hosts.len()) {
+                        for _ in 0..at_each_node(held::CALLERS, hosts) {
                             tasks.spawn(held::ask(one(chance()), host));
                         }
+                    } else if is(Workload::Budgets) {
+                        for _ in 0..at_each_node(budgets::CALLERS, hosts) {
+                            tasks.spawn(budgets::ask(one(chance()), host));
+                        }
                     } else {
-                        for _ in 0..slots::at_each_node(hosts.len()) {
+                        for _ in 0..at_each_node(slots::CALLERS, hosts) {
                             tasks.spawn(slots::ask(one(chance()), host));
                         }
                     }
@@ -226,6 +257,11 @@ impl Callers {
     fn is_over(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
+}
+
+/// How many of so many callers ask at each of these nodes: one at each, and more where only many at once do anything.
+const fn at_each_node(callers: usize, hosts: &[Host]) -> usize {
+    if hosts.is_empty() { 0 } else { callers.div_ceil(hosts.len()) }
 }
 
 /// One caller of one tenant.
@@ -268,6 +304,6 @@ mod tests {
         let limits = tenants["sat0"];
         assert_eq!((limits.burst, limits.per_minute), (6, 2400), "a tenth of what a lease refills");
         assert_eq!(Workload::All.saturated(&tenants).len(), 6 + 3);
-        assert_eq!(tenants.len(), 6 + 3 + 3 + 3 + 2 + 3 + 2 + 2);
+        assert_eq!(tenants.len(), 6 + 3 + 3 + 3 + 2 + 3 + 2 + 2 + 3 + 2);
     }
 }

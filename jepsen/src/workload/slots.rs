@@ -6,10 +6,8 @@ use crate::history::Outcome;
 use crate::network::Host;
 use crate::provider::Script;
 
-/// How many callers ask at each of `hosts` nodes, so that all together want about twice the slots.
-pub const fn at_each_node(hosts: usize) -> usize {
-    if hosts == 0 { 0 } else { 16_usize.div_ceil(hosts) }
-}
+/// How many callers ask, so that all together want about twice the slots.
+pub const CALLERS: usize = 16;
 
 /// Asks at `host` until nobody asks any more.
 pub async fn ask(mut one: One, host: Host) {
