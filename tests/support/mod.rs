@@ -16,6 +16,7 @@ pub mod inside;
 pub mod keys;
 pub mod policy;
 pub mod process;
+pub mod sample;
 pub mod scripted;
 pub mod tap;
 
