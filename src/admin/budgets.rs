@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 
 use super::{Admin, json_page, problem};
 use crate::control::budget::{
-    BudgetAnswer, BudgetCommand, BudgetKey, BudgetRefusal, BudgetView, Budgets, Part, UNITS_MOST, Unit,
+    BudgetAnswer, BudgetCommand, BudgetKey, BudgetRefusal, Budgets, Part, UNITS_MOST, Unit,
 };
 use crate::control::period::{Cycle, PeriodId};
 use crate::limit::Name;
 use crate::node::agreement::Disagreement;
+use crate::node::view::{budget_json, cycle_name, unit_name};
 
 /// Whose budgets.
 #[derive(Deserialize)]
@@ -112,74 +113,13 @@ fn done(admin: &Admin, budget: &BudgetKey, answer: Result<BudgetAnswer, Disagree
 
 fn one(admin: &Admin, budget: &BudgetKey) -> Option<Value> {
     let view = admin.agreement.control().budgets().view(budget, None)?;
-    Some(budget_json(budget, &view))
+    Some(budget_json(budget, Some(&view)))
 }
 
 /// The budgets of a tenant, or of all, each with its current period.
 pub(super) fn of_tenant(budgets: &Budgets, tenant: Option<&str>) -> Vec<Value> {
     let wanted = budgets.current().filter(|(key, _)| tenant.is_none_or(|tenant| *key.tenant == *tenant));
-    let shown = wanted.map(|(key, _)| match budgets.view(key, None) {
-        Some(view) => budget_json(key, &view),
-        None => key_json(key),
-    });
-    shown.collect()
-}
-
-fn key_json(key: &BudgetKey) -> Value {
-    let (project, label) = match &key.part {
-        Part::Tenant => (None, None),
-        Part::Project(project) => (Some(&**project), None),
-        Part::Key(label) => (None, Some(&**label)),
-    };
-    json!({
-        "tenant": &*key.tenant,
-        "project": project,
-        "key": label,
-        "cycle": cycle_name(key.cycle),
-        "unit": unit_name(key.unit),
-    })
-}
-
-fn budget_json(key: &BudgetKey, view: &BudgetView) -> Value {
-    let at = |seconds| jiff::Timestamp::from_second(seconds).map(|at| at.to_string()).unwrap_or_default();
-    let mut page = key_json(key);
-    let more = json!({
-        "period": view.period.id.0,
-        "begins": at(view.period.id.0),
-        "ends": at(view.period.end),
-        "limit": view.terms.as_ref().map(|terms| terms.limit),
-        "zone": view.terms.as_ref().map(|terms| &*terms.zone),
-        "used": view.used,
-        "escrow": view.escrow,
-        "written_off": view.written_off,
-        "remaining": view.remaining,
-        "remaining_degraded": view.remaining_degraded,
-        "settled": view.books.settled,
-        "closed": view.books.closed,
-        "overage": view.books.overage,
-        "degraded": view.books.degraded,
-        "released": view.books.released,
-    });
-    if let (Some(page), Value::Object(more)) = (page.as_object_mut(), more) {
-        page.extend(more);
-    }
-    page
-}
-
-const fn cycle_name(cycle: Cycle) -> &'static str {
-    match cycle {
-        Cycle::Hour => "hour",
-        Cycle::Day => "day",
-        Cycle::Week => "week",
-        Cycle::Month => "month",
-    }
-}
-
-const fn unit_name(unit: Unit) -> &'static str {
-    match unit {
-        Unit::Tokens => "tokens",
-        Unit::MicroDollars => "micro_dollars",
-    }
+    wanted.map(|(key, _)| budget_json(key, budgets.view(key, None).as_ref())).collect()
 }
 
 impl Which {

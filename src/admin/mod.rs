@@ -40,6 +40,9 @@ use listener::TlsListener;
 pub use made::random_key;
 pub use token::{AdminToken, TokenProblem};
 
+/// The longest of the router's own refusals, which name a member and say what is wrong with it.
+const LONGEST_REFUSAL: usize = 64 * 1024;
+
 /// What the admin edge serves from.
 pub struct Admin {
     /// The node.
@@ -150,7 +153,31 @@ fn router(admin: Arc<Admin>) -> Router {
         .route("/readyz", get(readyz))
         .merge(guarded)
         .fallback(async || problem(StatusCode::NOT_FOUND, "not_found", "Nothing is served at this path."))
+        .layer(middleware::map_response(in_json))
         .with_state(admin)
+}
+
+/// What the router and its extractors refuse by themselves, they refuse in plain text: here it becomes an error like any other.
+async fn in_json(answer: Response) -> Response {
+    let status = answer.status();
+    let is_plain =
+        answer.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind.as_bytes().starts_with(b"text/"));
+    if !status.is_client_error() || !is_plain {
+        return answer;
+    }
+    let allow = answer.headers().get(header::ALLOW).cloned();
+    let said = axum::body::to_bytes(answer.into_body(), LONGEST_REFUSAL).await.unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let (code, message) = match status {
+        StatusCode::METHOD_NOT_ALLOWED => ("method_not_allowed", "This path does not take this method."),
+        StatusCode::PAYLOAD_TOO_LARGE => ("too_large", &*said),
+        _ => ("bad_request", &*said),
+    };
+    let mut answer = problem(status, code, message);
+    if let Some(allow) = allow {
+        answer.headers_mut().insert(header::ALLOW, allow);
+    }
+    answer
 }
 
 async fn authorised(State(admin): State<Arc<Admin>>, request: Request, next: Next) -> Response {

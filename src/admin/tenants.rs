@@ -110,7 +110,7 @@ pub(super) async fn override_limits(
         Err(bad) => return problem(StatusCode::BAD_REQUEST, "bad_request", &bad),
     };
     let change = |snapshot: &Snapshot| {
-        arithmetic::is_served(&overridden(snapshot, &id, &limits)?, &id)?;
+        arithmetic::is_served(&overridden(snapshot, &id, &limits)?, &snapshot.document, &id)?;
         Ok(Change::Override { limits, length })
     };
     let before = admin.node.snapshot();

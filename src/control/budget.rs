@@ -258,6 +258,12 @@ impl Budgets {
         self.alerts_lost
     }
 
+    /// How many budgets, and how many sessions of gateways, something is known of.
+    #[must_use]
+    pub fn entries(&self) -> (usize, usize) {
+        (self.budgets.len(), self.gateways.len())
+    }
+
     /// Gateways' sessions that are fenced and not closed, with the log time of their fence: the leader closes them after the grace.
     pub fn fenced_gateways(&self) -> impl Iterator<Item = (SessionId, LogTime)> {
         self.gateways.iter().filter_map(|(session, gateway)| Some((*session, gateway.awaits_close()?)))

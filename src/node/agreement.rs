@@ -496,10 +496,16 @@ impl Agreement {
     pub fn tell(&self, metrics: &Metrics) {
         let control = self.control();
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+        let (budgets, gateways) = control.budgets().entries();
         let maps = [
             ("policy_versions", control.policy().entries().len()),
             ("agreed_keys", control.keys().iter().len()),
             ("revoked_keys", control.keys().revocations()),
+            ("suspensions", control.exceptions().suspended().len()),
+            ("overrides", control.exceptions().overrides().len()),
+            ("budgets", budgets),
+            ("budget_gateways", gateways),
+            ("budget_alerts", control.budgets().alerts().len()),
         ];
         for (map, entries) in maps {
             metrics.held.get_or_create_owned(&vec![("map", map.to_owned())]).set(gauge(entries));

@@ -459,7 +459,7 @@ impl Node {
         let gauge = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         self.metrics.open_reservations.set(gauge(held.open));
         let stats = self.reports.stats();
-        self.metrics.budgets.tell(&stats);
+        self.metrics.budgets.tell(&stats, self.closing().dropped());
         let maps = [
             ("reservations", held.reservations),
             ("tenants", held.tenants),

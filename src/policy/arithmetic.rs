@@ -119,15 +119,20 @@ pub fn compared(now: &Policy, then: &Policy) -> Vec<String> {
     changes
 }
 
-/// Whether each limit of a tenant is one that some pool it can reach could serve.
+/// Whether each limit that a tenant has more of than `before` is one that some pool it can reach could serve.
 ///
 /// # Errors
 /// The first limit that is above the ceilings of all of them, in words.
-pub fn is_served(policy: &Policy, tenant: &str) -> Result<(), String> {
+pub fn is_served(policy: &Policy, before: &Policy, tenant: &str) -> Result<(), String> {
     let Some(tenant) = policy.tenant(tenant) else { return Ok(()) };
     let limits = policy.effective_limits(tenant);
+    let earlier = before.tenant(&tenant.id).map(|tenant| before.effective_limits(tenant));
     for dimension in Dimension::ALL {
         let Some(wanted) = limit(dimension, &limits) else { continue };
+        if earlier.and_then(|earlier| limit(dimension, &earlier)).is_some_and(|earlier| earlier >= wanted) {
+            // The policy promises it already, and has been warned of.
+            continue;
+        }
         let reached = policy.pools.iter().filter(|(name, _)| reaches(policy, tenant, name));
         let ceilings: Option<Vec<u64>> = reached.map(|(_, pool)| ceiling(dimension, pool)).collect();
         // A pool without a ceiling serves anything.

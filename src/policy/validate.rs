@@ -267,7 +267,11 @@ impl Check<'_> {
                 let message = format!("a project named `{}` is already here", project.id);
                 self.report.error(&at.field("id"), message, "ids are unique within a tenant; rename one");
             }
-            self.subdivides(&at, &project.limits, whole);
+            if project.budgets.is_empty() {
+                self.subdivides(&at, &project.limits, whole);
+            } else {
+                self.subdivides_quietly(&at, &project.limits, whole);
+            }
             self.budgets(&at.field("budget"), &project.budgets, |model| tenant.allows_model(model));
         }
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::body::AnswerBody;
 use super::reject::Rejection;
 use crate::limit::{ReservationId, Scope};
-use crate::node::view::limits_json;
+use crate::node::view::{budget_json, limits_json};
 use crate::node::{Node, Principal, Snapshot};
 use crate::route::Dialect;
 
@@ -54,9 +54,12 @@ pub(super) fn models(snapshot: &Snapshot, principal: &Principal, dialect: Dialec
     answer(&page)
 }
 
-/// `GET /tollgate/v1/me`: the caller's tenant and what its limits hold now.
+/// `GET /tollgate/v1/me`: the caller's tenant, what its limits hold now, and where its budgets stand.
 pub(super) async fn me(node: &Node, snapshot: &Snapshot, principal: &Principal) -> Response<AnswerBody> {
     let view = node.look(&principal.tenant).await.1.unwrap_or_default();
+    let budgets = node.escrow().budgets_of(&principal.tenant, principal.project.as_deref(), &principal.key);
+    let budgets: Vec<Value> =
+        budgets.iter().map(|(budget, view)| budget_json(budget, view.as_ref())).collect();
     answer(&json!({
         "tenant": &*principal.tenant,
         "key": &*principal.key,
@@ -70,7 +73,7 @@ pub(super) async fn me(node: &Node, snapshot: &Snapshot, principal: &Principal) 
             }
         }),
         "limits": limits_json(&view, |scope| is_on_path(scope, principal)),
-        "budgets": [],
+        "budgets": budgets,
         "open_reservations": view.open,
     }))
 }

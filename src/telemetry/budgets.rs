@@ -22,6 +22,7 @@ pub struct BudgetMetrics {
     pub used_ratio: Bounded<Gauge<f64, AtomicU64>>,
     ends: Counters,
     again: Counter,
+    alerts_lost: Counter,
 }
 
 impl BudgetMetrics {
@@ -38,12 +39,19 @@ impl BudgetMetrics {
                 "budget_ends",
                 "Ends of reservations that budgets pay for, by what became of their report",
             ),
+            alerts_lost: add(
+                r,
+                "budget_alerts_lost",
+                "Alerts given up undelivered because too many waited",
+                Counter::default(),
+            ),
             again: add(r, "budget_reports_again", "Reports of usage sent once more", Counter::default()),
         }
     }
 
-    /// Tells how far the budgets are used.
+    /// Tells how far the budgets are used, and how many alerts were given up.
     pub fn tell_used(&self, budgets: &Budgets) {
+        super::cluster::so_far(&self.alerts_lost, budgets.alerts_lost());
         for (key, period) in budgets.current() {
             let Some(view) = period.and_then(|_| budgets.view(key, None)) else { continue };
             let limit = view.terms.map_or(0, |terms| terms.limit).max(1);
@@ -52,8 +60,9 @@ impl BudgetMetrics {
         }
     }
 
-    /// Tells what reports have counted.
-    pub fn tell(&self, stats: &Stats) {
+    /// Tells what reports have counted, and how many reservations found no place to be closed from.
+    pub fn tell(&self, stats: &Stats, not_closed: u64) {
+        so_far_by(&self.ends, "outcome", "not_closed", not_closed);
         so_far_by(&self.ends, "outcome", "counted", stats.counted);
         so_far_by(&self.ends, "outcome", "repeated", stats.repeated);
         so_far_by(&self.ends, "outcome", "refused", stats.refused);

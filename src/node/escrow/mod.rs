@@ -30,7 +30,7 @@ use tollgate_cluster::mutant;
 
 pub use self::tariff::{BudgetStanding, Known, Tariff};
 use crate::control::Control;
-use crate::control::budget::{BudgetAnswer, BudgetCommand, BudgetKey};
+use crate::control::budget::{BudgetAnswer, BudgetCommand, BudgetKey, BudgetView};
 use crate::control::escrow::{Step, Stepped};
 use crate::control::pool::{Feedback, PoolCommand};
 use crate::limit::{
@@ -146,6 +146,17 @@ impl Escrow {
     #[must_use]
     pub fn tightest_budget(&self, tenant: &str, project: Option<&str>, key: &str) -> Option<BudgetStanding> {
         self.tariff.load().tightest(&self.known.load(), tenant, project, key)
+    }
+
+    /// A caller's budgets: those of its key, of its project and of its tenant, each with its current period once that has begun.
+    #[must_use]
+    pub fn budgets_of(
+        &self,
+        tenant: &str,
+        project: Option<&str>,
+        key: &str,
+    ) -> Vec<(BudgetKey, Option<BudgetView>)> {
+        self.tariff.load().views(&self.known.load(), tenant, project, key)
     }
 
     /// What happened so far.

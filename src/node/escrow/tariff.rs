@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use jiff::civil::Date;
 
-use crate::control::budget::{BudgetKey, BudgetTerms, Budgets, Part, Unit};
+use crate::control::budget::{BudgetKey, BudgetTerms, BudgetView, Budgets, Part, Unit};
 use crate::control::price;
 use crate::control::terms;
 use crate::limit::{Account, Denial, Lane, Name, Request, Terms};
@@ -144,6 +144,18 @@ impl Tariff {
         let all = self.budgets_for(tenant, project, key).filter_map(standing);
         // The part that is left, in millionths.
         all.min_by_key(|at| u128::from(at.remaining) * 1_000_000 / u128::from(at.limit.max(1)))
+    }
+
+    /// A caller's budgets, as the log has them.
+    pub(super) fn views(
+        &self,
+        known: &Known,
+        tenant: &str,
+        project: Option<&str>,
+        key: &str,
+    ) -> Vec<(BudgetKey, Option<BudgetView>)> {
+        let budgets = self.budgets_for(tenant, project, key);
+        budgets.map(|budget| (budget.clone(), known.budgets.view(budget, None))).collect()
     }
 
     fn need(&self, unit: Unit, request: &Request<'_>, day: Date) -> u64 {
