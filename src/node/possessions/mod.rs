@@ -3,8 +3,8 @@
 //! Laws:
 //! - an id belongs to the tenant that made it, and to nobody else; an id that is not known is nobody's;
 //! - a tenant that makes many forgets its own oldest, never another's;
-//! - what was made through one node is found through every other, also after a restart: each tells the others ([`told`]), asks them for what it
-//!   does not know, and keeps what it knows on its disk ([`disk`]).
+//! - what was made through one node is found through every other, also after a restart: each tells the others (`told`), asks them for what it
+//!   does not know, and keeps what it knows on its disk (`disk`).
 //!
 //! Never here: what is kept. It lies with the provider, under the account of all.
 
