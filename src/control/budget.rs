@@ -275,6 +275,12 @@ impl Budgets {
         self.gateways.get(&gateway).is_some_and(|gateway| gateway.is_closed())
     }
 
+    /// Whether a gateway has said how `number` ended, or it was closed.
+    #[must_use]
+    pub fn has_ended(&self, gateway: SessionId, number: u64) -> bool {
+        self.gateways.get(&gateway).is_some_and(|gateway| gateway.has_ended(number))
+    }
+
     /// The highest number of a gateway's session below which nothing is open: its journal may forget what is under it.
     #[must_use]
     pub fn watermark(&self, gateway: SessionId) -> u64 {

@@ -3,12 +3,13 @@
 //! Laws:
 //! - what reached its deadline is closed at once, at what it held; a report that comes later corrects it, once;
 //! - what a gateway left open that is gone is closed when its session is closed, not before: until then it may come back and tell;
+//! - so is what it ended here and did not report: it tells its owner first and writes it into its journal a moment later;
 //! - it is told until it is answered; what is told twice is closed once, by its number;
 //! - bounded: what finds no place stays in escrow, where an operator sees it.
 //!
 //! Never here: what a close charges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,10 +20,13 @@ use super::agreement::Agreement;
 use super::charge::lines_of;
 use crate::control::Control;
 use crate::control::budget::{BATCH_MOST, Batch, BudgetCommand, Charge, End};
-use crate::limit::{Paid, ReservationId};
+use crate::limit::{Moment, Paid, ReservationId, Span};
 
 /// The most reservations that wait.
 const MOST: usize = 200_000;
+
+/// How long an end is remembered whose gateway has yet to report it: it is written down within a moment, and its gateway fenced within some leases.
+const REMEMBERED: Span = Span::from_secs(60);
 
 /// How often it is looked whether something can be closed.
 const LOOK: Duration = Duration::from_millis(250);
@@ -35,6 +39,8 @@ pub struct Closing(Mutex<State>);
 struct State {
     /// By the session of their gateway and their number: whether that is to be closed first.
     waiting: BTreeMap<(SessionId, u64), (bool, Box<Paid>)>,
+    /// What has ended here lately, by the life of its gateway, which may not have reported it.
+    ended: HashMap<u64, VecDeque<(Moment, ReservationId, Box<Paid>)>>,
     dropped: u64,
 }
 
@@ -47,6 +53,27 @@ impl Closing {
     /// `gateway` is gone, and left `id` open.
     pub(super) fn orphaned(&self, gateway: SessionId, id: ReservationId, paid: Box<Paid>) {
         self.add(gateway, id, paid, true);
+    }
+
+    /// `id` has ended here as of `now`, and its gateway may be gone before it reports that.
+    pub(super) fn ended(&self, now: Moment, id: ReservationId, paid: &Paid) {
+        if paid.budgets.is_empty() {
+            return;
+        }
+        let mut state = self.lock();
+        let ended = state.ended.entry(id.life()).or_default();
+        while ended.len() >= MOST || ended.front().is_some_and(|(at, ..)| now.since(*at) > REMEMBERED) {
+            ended.pop_front();
+        }
+        ended.push_back((now, id, Box::new(paid.clone())));
+    }
+
+    /// `gateway` is gone, whose ids begin with `life`.
+    pub(super) fn gone(&self, life: u64, gateway: SessionId) {
+        let ended = self.lock().ended.remove(&life);
+        for (_, id, paid) in ended.into_iter().flatten() {
+            self.orphaned(gateway, id, paid);
+        }
     }
 
     fn add(&self, gateway: SessionId, id: ReservationId, paid: Box<Paid>, orphan: bool) {
@@ -81,7 +108,11 @@ impl Closing {
 
     /// Reservations of one gateway that can be closed now.
     fn due(&self, control: &Control) -> Option<Batch> {
-        let state = self.lock();
+        let mut state = self.lock();
+        // What a closed gateway did report after all.
+        state.waiting.retain(|(gateway, number), _| {
+            !(control.budgets().is_closed(*gateway) && control.budgets().has_ended(*gateway, *number))
+        });
         let due = |gateway: SessionId, orphan: bool| !orphan || control.budgets().is_closed(gateway);
         let mut all =
             state.waiting.iter().filter(|((gateway, _), (orphan, _))| due(*gateway, *orphan)).peekable();
@@ -192,5 +223,32 @@ mod tests {
         assert_eq!((batch.lines.len(), reserved), (1, vec![30, 40]));
         closing.done(&batch);
         assert!(closing.is_empty());
+    }
+
+    #[test]
+    fn what_ended_here_and_was_not_reported_is_closed_with_its_gateway() {
+        let (closing, mut control) = (Closing::default(), Control::default());
+        let at = |seconds: u64| Moment::from_nanos(seconds * 1_000_000_000);
+        for (seconds, number) in [(1, 2), (100, 3), (101, 4)] {
+            closing.ended(at(seconds), ReservationId::new(1, number), &paid(30));
+        }
+        closing.ended(at(101), ReservationId::new(2, 9), &paid(30));
+        let authority = Authority::new(ClusterId(1));
+        let position = Position { index: LogIndex(0), term: T1 };
+        let now = At { position, time: LogTime(0), authority: &authority };
+        Agreed::fenced(&mut control, now, SessionId(1));
+        closing.gone(1, SessionId(1));
+        assert_eq!(closing.due(&control), None, "it may come back and report");
+        // The other is reported.
+        let reported = Batch { gateway: SessionId(1), lines: vec![], ends: vec![], void: vec![(4, 4)] };
+        let settle = Step::Budget(BudgetCommand::Settle(reported));
+        control.obey(&now, Command::Escrow(vec![settle]));
+        let command = BudgetCommand::CloseGateway { gateway: SessionId(1), grace: 0 };
+        control.obey(&now, Command::Escrow(vec![Step::Led { term: T1, command }]));
+        let batch = closing.due(&control).unwrap();
+        let numbers: Vec<u64> = batch.ends.iter().map(|end| end.number).collect();
+        assert_eq!(numbers, [3], "2 was long ago, 4 is reported, and 9 is another's");
+        closing.done(&batch);
+        assert_eq!(closing.due(&control), None);
     }
 }

@@ -25,7 +25,9 @@ use super::possessions::Possessions;
 use super::wire::{End, Of, Question, RefusalCode, Reply};
 use crate::control::Control;
 use crate::ledger::Ledger;
-use crate::limit::{Decision, Denial, Limiter, Moment, Options, Request, ReservationId, Resolved, Rules};
+use crate::limit::{
+    Decision, Denial, Limiter, Moment, Options, Request, ReservationId, Resolution, Resolved, Rules,
+};
 
 /// What hosts the limiters.
 pub struct Tenants {
@@ -257,6 +259,9 @@ impl Host for Tenants {
     fn ended(&self, shard: ShardId, state: &mut Limiter, sessions: &[SessionId], now: time::Moment) {
         let lives: BTreeMap<u64, SessionId> =
             sessions.iter().map(|session| (life(*session), *session)).collect();
+        for (life, session) in &lives {
+            self.closing.gone(*life, *session);
+        }
         for orphan in state.end_lives(moment(now), &lives.keys().copied().collect()) {
             if let (Some(gateway), Some(paid)) = (lives.get(&orphan.id.life()), &orphan.paid) {
                 self.closing.orphaned(*gateway, orphan.id, paid.clone());
@@ -390,6 +395,13 @@ pub(super) fn end_here(
             Ok(_) => audit.ended(tenure(shards, shard, session), at, end.of.id(), tenant, &made),
             Err(_) => audit.end_forfeited(at, tenant, &made),
         }
+    }
+    // Its gateway has yet to report it, and may be gone before.
+    if let (Ok(_), Some((at, _)), Of::Held(open)) = (&resolved, made, &end.of)
+        && let Some(paid) = open.paid.as_deref().filter(|_| end.how != Resolution::Cancel)
+        && open.id.life() != life(session)
+    {
+        shards.host().closing.ended(at, open.id, paid);
     }
     resolved.map_err(RefusalCode::from)
 }

@@ -267,11 +267,8 @@ impl Check<'_> {
                 let message = format!("a project named `{}` is already here", project.id);
                 self.report.error(&at.field("id"), message, "ids are unique within a tenant; rename one");
             }
-            if project.budgets.is_empty() {
-                self.subdivides(&at, &project.limits, whole);
-            } else {
-                self.subdivides_quietly(&at, &project.limits, whole);
-            }
+            let check = if project.budgets.is_empty() { Self::subdivides } else { Self::subdivides_quietly };
+            check(self, &at, &project.limits, whole);
             self.budgets(&at.field("budget"), &project.budgets, |model| tenant.allows_model(model));
         }
     }

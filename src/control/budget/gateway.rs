@@ -55,7 +55,7 @@ impl Gateway {
 
     /// Closes `number` with these charges; whether it was open.
     pub(super) fn close(&mut self, number: u64, charged: impl Iterator<Item = (Line, u64)>) -> bool {
-        if self.is_over(number) || self.closed.contains_key(&number) {
+        if self.has_ended(number) {
             return false;
         }
         if self.shut {
@@ -110,6 +110,11 @@ impl Gateway {
 
     pub(super) fn runs(&self) -> usize {
         self.over.len() + self.closed.len()
+    }
+
+    /// Whether `number` is closed or over.
+    pub(super) fn has_ended(&self, number: u64) -> bool {
+        self.is_over(number) || self.closed.contains_key(&number)
     }
 
     fn is_over(&self, number: u64) -> bool {
