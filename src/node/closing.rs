@@ -22,7 +22,7 @@ use crate::control::Control;
 use crate::control::budget::{BATCH_MOST, Batch, BudgetCommand, Charge, End};
 use crate::limit::{Moment, Paid, ReservationId, Span};
 
-/// The most reservations that wait.
+/// The most reservations that wait, and the most ends of one gateway that are remembered.
 const MOST: usize = 200_000;
 
 /// How long an end is remembered whose gateway has yet to report it: it is written down within a moment, and its gateway fenced within some leases.
@@ -98,6 +98,12 @@ impl Closing {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many ends are remembered whose gateways may not have reported them.
+    #[must_use]
+    pub fn remembered(&self) -> usize {
+        self.lock().ended.values().map(VecDeque::len).sum()
     }
 
     /// How many found no place.

@@ -169,6 +169,9 @@ impl Node {
         let metrics = Metrics::new();
         metrics.policy_version.set(i64::try_from(snapshot.version).unwrap_or(i64::MAX));
         shards.host().escrow().follow(&snapshot.tariff);
+        if member.is_some() {
+            shards.host().possessions().tell_others();
+        }
         Self {
             metrics,
             token_cache: TokenCache::new(rand::random(), TokenCache::CAPACITY),
@@ -476,6 +479,7 @@ impl Node {
             ("unreported_ends", stats.fresh + stats.kept),
             ("open_numbers", stats.open),
             ("closing", self.closing().len()),
+            ("ended_unreported", self.closing().remembered()),
         ];
         for (map, entries) in maps {
             self.metrics.held.get_or_create_owned(&vec![("map", map.to_owned())]).set(gauge(entries));

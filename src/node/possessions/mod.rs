@@ -95,6 +95,8 @@ struct Inner {
     /// Counts what was put in, for the disk.
     next: u64,
     disk: Option<Disk>,
+    /// Whether there are other nodes.
+    has_others: bool,
     untold: VecDeque<News>,
 }
 
@@ -122,6 +124,11 @@ impl Possessions {
         }
         inner.disk = Some(disk);
         Ok(())
+    }
+
+    /// From now on other nodes are to be told, by [`crate::node::Node::tell_possessions`].
+    pub fn tell_others(&self) {
+        self.lock().has_others = true;
     }
 
     /// Gives `id` to `tenant`, and has the other nodes told. One that belongs to another stays there: a provider does not mint an id twice.
@@ -264,7 +271,7 @@ impl Inner {
     }
 
     fn tell(&mut self, news: News) {
-        if self.untold.len() < MOST_UNTOLD {
+        if self.has_others && self.untold.len() < MOST_UNTOLD {
             self.untold.push_back(news);
         }
     }
@@ -335,6 +342,7 @@ mod tests {
             possessions.give(&ours, "b", Possession::at("openai"), None);
         }
         let possessions = Possessions::default();
+        possessions.tell_others();
         possessions.keep_in(folder.path()).unwrap();
         let kept = Possession { held_by: None, ..what };
         assert_eq!(possessions.whose("z"), Some((ours.clone(), kept.clone())));
@@ -342,6 +350,17 @@ mod tests {
         assert_eq!(possessions.whose("a"), None, "it was deleted");
         assert_eq!(possessions.lock().by_tenant[&ours], ["z".into(), "b".into()], "the oldest goes first");
         assert_eq!(possessions.untold(), 0, "who was told before is not told again");
+    }
+
+    #[test]
+    fn only_who_has_others_keeps_news_for_them() {
+        let possessions = Possessions::default();
+        possessions.give(&"northwind".into(), "file-1", Possession::at("openai"), None);
+        assert_eq!(possessions.untold(), 0, "a node alone tells nobody");
+        possessions.tell_others();
+        possessions.give(&"northwind".into(), "file-2", Possession::at("openai"), None);
+        possessions.forget(&"northwind".into(), "file-1");
+        assert_eq!(possessions.untold(), 2);
     }
 
     #[test]
