@@ -183,9 +183,10 @@ fn a_refund_raises_the_level_by_what_fits_and_by_nothing_where_there_is_none() {
         story.want(1, 100);
         story.tell(1, |draw| (draw.spent, draw.refunded) = (of_tokens(80), of_tokens(50)));
         assert_eq!(story.level().level, expected);
-        // What comes when it is full is gone: 20 are still held.
+        // A second refills 10. What comes when it is full is gone: 20 are still held, so that of these 30 only 20 fit.
+        story.pass(1);
         story.tell(1, |draw| draw.refunded = of_tokens(80));
-        assert_eq!(story.level().level, if refunds { 80 } else { 0 });
+        assert_eq!(story.level().level, if refunds { 80 } else { 10 });
         assert_eq!(story.level().outstanding, 20);
     }
 }
