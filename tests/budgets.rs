@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -285,6 +285,75 @@ async fn drive(callers: Vec<String>, at_once: usize, stop: impl Fn(usize) -> boo
 
 const MILLION: u64 = 1_000_000;
 
+/// What the provider billed and what the nodes' ledgers say of it, joined by the id of the decision.
+#[derive(Debug, Default)]
+struct Ids {
+    /// Completed: of each, what was settled is what was billed.
+    settled: usize,
+    by_settled: u64,
+    /// Ended otherwise: its id, how, what was settled and what was billed.
+    others: Vec<(String, String, u64, u64)>,
+    by_others: u64,
+    /// Billed, and in no ledger, since the gateway was killed before it ended: its id and what was billed.
+    without_row: Vec<(String, u64)>,
+    billed_without_row: u64,
+}
+
+impl Ids {
+    async fn of(cluster: &Cluster) -> Ids {
+        let mut billed: BTreeMap<String, u64> = BTreeMap::new();
+        for row in cluster.provider.requests().await {
+            let id = row["decision"].as_str().expect("each is sent with its decision").to_owned();
+            let tokens = row["input_tokens"].as_u64().unwrap() + row["output_tokens"].as_u64().unwrap();
+            assert_eq!(billed.insert(id, tokens), None, "it was forwarded twice: {row}");
+        }
+        let mut ids = Ids::default();
+        let mut cursor = String::new();
+        loop {
+            let page = cluster.nodes[0].look(&format!("/v1/usage/rows?tenant=acme{cursor}")).await.unwrap();
+            assert_eq!(
+                (page["missing"].clone(), page["unreadable"].clone()),
+                (json!([]), json!(0)),
+                "{page}"
+            );
+            for row in page["rows"].as_array().unwrap() {
+                let text = |column: &str| row[column].as_str().unwrap().to_owned();
+                let (id, settled) = (text("id"), row["settled"].as_u64().unwrap());
+                let billed = billed.remove(&id);
+                if row["outcome"] == "settled" {
+                    assert_eq!(billed, Some(settled), "settled is billed, and once: {row}");
+                    ids.settled += 1;
+                    ids.by_settled += settled;
+                } else {
+                    ids.by_others += settled;
+                    ids.others.push((id, text("outcome"), settled, billed.unwrap_or(0)));
+                }
+            }
+            match page["next"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => break,
+            }
+        }
+        ids.billed_without_row = billed.values().sum();
+        ids.without_row = billed.into_iter().collect();
+        ids
+    }
+
+    /// Lists those that were not settled as they were billed.
+    fn tell(&self) {
+        println!("{} settled as billed, {} tokens", self.settled, self.by_settled);
+        for (id, outcome, settled, billed) in &self.others {
+            println!(
+                "{id} {outcome}: settled {settled}, billed {billed}: {:+}",
+                i128::from(*settled) - i128::from(*billed)
+            );
+        }
+        for (id, billed) in &self.without_row {
+            println!("{id} has no row: its gateway was killed; billed {billed}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_million_tokens_through_three_nodes_are_used_to_the_last_and_not_beyond() {
     let cluster = Cluster::of(3, acme("{ period: monthly, tokens: 1_000_000 }")).await;
@@ -294,14 +363,22 @@ async fn a_million_tokens_through_three_nodes_are_used_to_the_last_and_not_beyon
     let (used, billed) = (budget["used"].as_u64().unwrap(), billed(&cluster.provider).await);
     println!("served {served}, used {used} of {MILLION}, billed {billed}: {budget}");
     assert_eq!(used, billed, "settled is billed: {budget}");
+    let ids = Ids::of(&cluster).await;
+    assert_eq!((ids.settled, ids.by_settled), (served, used), "{ids:?}");
+    assert!(ids.others.is_empty() && ids.without_row.is_empty(), "{ids:?}");
     assert!(used <= MILLION, "{budget}");
     assert!(used * 100 >= 97 * MILLION, "{budget}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_of_owner_leader_and_gateway_overspend_nothing() {
-    let budget = "{ period: monthly, tokens: 1_000_000, soft_thresholds: [0.5] }";
-    let mut cluster = Cluster::with(3, acme(budget), &["--orphan-grace", "2s"]).await;
+    let sent = Sent::default();
+    let (url, _serving) = webhook(sent.clone()).await;
+    let alerts =
+        format!("alerts: {{ webhook: \"{url}\", secret: env:SIMULATED_PROVIDER_KEY, allow_private: true }}");
+    let tenant = acme("{ period: monthly, tokens: 1_000_000, soft_thresholds: [0.2, 0.5, 0.8] }");
+    let policy = |policy| tenant(policy).and(&alerts);
+    let mut cluster = Cluster::with(3, policy, &["--orphan-grace", "2s"]).await;
     let callers: Vec<String> = cluster.nodes.iter().map(|node| node.callers.clone()).collect();
     let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let driving = {
@@ -338,6 +415,26 @@ async fn kills_of_owner_leader_and_gateway_overspend_nothing() {
     assert!(used + written_off <= MILLION + number("overage"), "{budget}");
     assert!(billed <= used + written_off, "what was billed is charged or written off: {billed}, {budget}");
     assert!(used + written_off >= 90 * MILLION / 100, "it was used: {budget}");
+    let ids = Ids::of(&cluster).await;
+    ids.tell();
+    // What has no row was on its way when its gateway died: it is charged at what was held for it, at what it used, or is written off.
+    let with_rows = ids.by_settled + ids.by_others;
+    assert!(with_rows <= used, "each row is charged: {with_rows}, {budget}");
+    assert!(
+        ids.billed_without_row <= used - with_rows + written_off,
+        "so is what has none: {ids:?}, {budget}"
+    );
+    assert!(ids.without_row.len() <= 8 * victims.len(), "no more had none than were on their way: {ids:?}");
+    eventually("each threshold is told", async || {
+        let told: BTreeSet<String> = sent.lock().unwrap().iter().map(|(key, ..)| key.clone()).collect();
+        let page = cluster.nodes[0].look("/v1/budgets").await?;
+        if told.len() == 3 && page["alerts_waiting"] == 0 { Ok(()) } else { Err(format!("{told:?} {page}")) }
+    })
+    .await;
+    let told: BTreeSet<String> = sent.lock().unwrap().iter().map(|(key, ..)| key.clone()).collect();
+    for (key, threshold) in told.iter().zip(["/200000", "/500000", "/800000"]) {
+        assert!(key.ends_with(threshold), "each under one name, whoever told it: {told:?}");
+    }
     // On every node the same.
     for node in &cluster.nodes {
         eventually(&format!("{} has the same", node.address), async || {

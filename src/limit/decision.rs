@@ -81,6 +81,8 @@ pub enum Denial {
     /// A purse is short and a grant for it is on its way. Never what a caller is told: whoever asked asks again with the same id, and if
     /// its patience ends first, says what is inside.
     Granting(Box<Denial>),
+    /// The key was revoked after the request had shown it. Never an answer of a limiter: its gateway knows.
+    Revoked,
 }
 
 impl Denial {

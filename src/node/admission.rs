@@ -180,6 +180,10 @@ impl Node {
             Ok(asked) => asked,
             Err(why) => return Attempt::Again(why),
         };
+        // Its lease holds, so that it has applied what was agreed on before it was granted.
+        if let Some(refusal) = self.refusal(asking) {
+            return Attempt::Decided(refusal, moment(sent), None);
+        }
         let decision = if asked.here {
             self.ask_here(asked, &asking.request(pending.id()), pending)
         } else {
@@ -225,9 +229,20 @@ impl Node {
             open.remove(shard, pending.id());
             return if stale { Attempt::Stale } else { Attempt::Again("former_holder") };
         }
+        if let Some(refusal) = self.refusal(asking) {
+            // It came while the owner was asked. What that has admitted is cancelled.
+            open.remove(shard, pending.id());
+            return Attempt::Decided(refusal, moment(now), None);
+        }
         let counter = if asked.here { &self.metrics.decided_here } else { &self.metrics.decided_elsewhere };
         counter.inc();
         Attempt::Decided(decision, moment(now), held)
+    }
+
+    /// Why nobody has to be asked: the tenant was suspended, or the key revoked, since the request was read. To be looked up while a lease
+    /// holds: before that this node may know an old policy only, from its disk, and a request that it has read under that may wait for the lease.
+    pub(super) fn refusal(&self, asking: &Asking<'_>) -> Option<Decision> {
+        self.snapshot.load().refusal(asking.principal).map(denied)
     }
 
     /// The recorded holder of `shard`, if this node may ask for anything at `now`.
@@ -545,15 +560,11 @@ fn jitter() -> Duration {
     Duration::from_millis(rand::random_range(5..=25))
 }
 
-/// Nobody was asked: the tenant is suspended.
-pub(super) fn suspended(at: Moment, id: ReservationId) -> Decided {
-    let verdict = Verdict::Denied(Denial::Suspended);
-    let decision = Decision { verdict, levels: Levels::default(), version: 0, paid: None };
-    Decided { decision, at, id, held: None }
-}
-
 /// Nobody decided.
 pub(super) fn unavailable() -> Decision {
-    let verdict = Verdict::Denied(Denial::Unavailable);
-    Decision { verdict, levels: Levels::default(), version: 0, paid: None }
+    denied(Denial::Unavailable)
+}
+
+fn denied(denial: Denial) -> Decision {
+    Decision { verdict: Verdict::Denied(denial), levels: Levels::default(), version: 0, paid: None }
 }

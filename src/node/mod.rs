@@ -317,10 +317,7 @@ impl Node {
 
     /// Asks the owner of the tenant's shard to hold `asking.estimate`.
     pub async fn reserve(self: &Arc<Self>, asking: Asking<'_>) -> Reserved {
-        // Looked up now: the policy that the request was read under may be old.
-        let suspended = self.snapshot.load().is_suspended(asking.principal);
         let decided = match &self.member {
-            _ if suspended => admission::suspended(self.now(), asking.id),
             None => self.reserve_alone(&asking).await,
             // In a box, so that a node that is its own cluster does not carry its size.
             Some(member) => Box::pin(self.reserve_at_holder(member, &asking)).await,
@@ -333,6 +330,9 @@ impl Node {
         let mut waited = false;
         let number = self.begin_for(asking);
         loop {
+            if let Some(decision) = self.refusal(asking) {
+                return Decided { decision, at: self.now(), id: number.id(), held: None };
+            }
             let decided = self.owners.reserve_alone(self.alone_session(), &asking.request(number.id()));
             let (mut decision, at) = decided.unwrap_or_else(|| (admission::unavailable(), self.now()));
             if decision.is_granting() && self.wait_for_grant(&mut waited, deadline).await {

@@ -23,6 +23,7 @@ pub const fn code(denial: &Denial) -> &'static str {
         | Denial::Recovering
         | Denial::Unavailable => "limiter_unavailable",
         Denial::Suspended => "tenant_suspended",
+        Denial::Revoked => "unauthenticated",
         Denial::Pool { lack: Lack::Never { .. }, .. } => "request_too_large_for_limit",
         Denial::Pool { .. } => "global_capacity",
         Denial::Budget { .. } => "budget_exhausted",
@@ -94,6 +95,7 @@ pub fn sentence(tenant: &str, denial: &Denial) -> String {
         Denial::Suspended => {
             format!("Tenant {tenant} is suspended by this gateway's operator. Ask them; trying again does not help.")
         }
+        Denial::Revoked => "This key was revoked while the request was on its way. Send another one; trying again does not help.".to_owned(),
         Denial::Cancelled | Denial::UnknownTenant | Denial::Full => {
             "The limiter cannot answer for this tenant at the moment. Try again.".to_owned()
         }

@@ -1,6 +1,6 @@
 //! One version of everything that a request reads: made whole from a policy, then swapped in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -60,6 +60,8 @@ pub struct Snapshot {
     pub tariff: Arc<Tariff>,
     /// Its keys.
     pub keys: KeyTable<Principal>,
+    /// The labels of its keys, by tenant.
+    labels: HashMap<Name, HashSet<Name>>,
     /// Those who may sign tokens.
     pub issuers: Issuers,
     /// Whom a token may speak for, by tenant.
@@ -132,10 +134,21 @@ impl Snapshot {
         Beside { keys: self.agreed_keys.clone(), exceptions: self.exceptions.clone() }
     }
 
-    /// Whether nothing of a principal's tenant is admitted.
+    /// Why nothing of `principal` is admitted under this policy, if so. It may be one that another policy knew.
     #[must_use]
-    pub fn is_suspended(&self, principal: &Principal) -> bool {
-        self.exceptions.suspended().contains_key(&*principal.tenant)
+    pub fn refusal(&self, principal: &Principal) -> Option<Denial> {
+        if self.exceptions.suspended().contains_key(&*principal.tenant) {
+            return Some(Denial::Suspended);
+        }
+        (!self.knows(principal)).then_some(Denial::Revoked)
+    }
+
+    fn knows(&self, principal: &Principal) -> bool {
+        let same = |own: &Arc<Principal>| own.tenant == principal.tenant && own.key == principal.key;
+        let keys =
+            || self.labels.get(&principal.tenant).is_some_and(|labels| labels.contains(&principal.key));
+        let signed = || self.signed.get(&*principal.tenant).is_some_and(same);
+        keys() || signed() || self.anonymous.as_ref().is_some_and(same) || self.everyone.is_some()
     }
 
     /// Whether there is no policy at all.
@@ -177,6 +190,10 @@ impl Snapshot {
                 }));
             }
         }
+        let mut labels: HashMap<Name, HashSet<Name>> = HashMap::new();
+        for (.., principal) in &keys {
+            labels.entry(principal.tenant.clone()).or_default().insert(principal.key.clone());
+        }
         let anonymous = policy.anonymous.as_ref().map(|_| {
             Arc::new(Principal::new(ANONYMOUS.into(), ANONYMOUS.into(), None, ANONYMOUS.into(), None))
         });
@@ -187,6 +204,7 @@ impl Snapshot {
             rules,
             tariff: Arc::new(Tariff::of(&policy)),
             keys: KeyTable::new(keys),
+            labels,
             issuers,
             signed,
             anonymous,

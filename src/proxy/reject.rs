@@ -309,6 +309,7 @@ impl Rejection {
             | Denial::Granting(_)
             | Denial::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Denial::Suspended => StatusCode::FORBIDDEN,
+            Denial::Revoked => StatusCode::UNAUTHORIZED,
         };
         let mut rejection = Self::new(status, reason::code(denial), reason::sentence(tenant, denial));
         rejection.levels = levels;
@@ -322,6 +323,7 @@ impl Rejection {
             Denial::Never { .. }
             | Denial::AlreadyDispatched
             | Denial::Suspended
+            | Denial::Revoked
             | Denial::Pool { lack: Lack::Never { .. }, .. } => Retry::Never,
             Denial::Inflight { .. }
             | Denial::IdempotencyInProgress

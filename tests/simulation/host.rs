@@ -66,7 +66,10 @@ pub fn policy_text(world: &World, limit: Limit) -> String {
         // Every other one is also held to what it has in flight.
         .map(|tenant| {
             let (tier, budget) = (["free", "capped"][tenant % 2], budgets::in_policy(&world.plan, tenant));
-            format!("{{ id: {}, tier: {tier}{budget} }}", tenant_name(tenant))
+            let (name, hash) = (tenant_name(tenant), format!("sha256:{tenant:064x}"));
+            format!(
+                "{{ id: {name}, tier: {tier}{budget}, keys: [ {{ label: production, hash: '{hash}' }} ] }}"
+            )
         })
         .collect();
     let (pools, models) = match world.plan.pool {

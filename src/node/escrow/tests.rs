@@ -24,7 +24,7 @@ use crate::control::pool::PoolView;
 use crate::control::{Command, Control, codec, terms};
 use crate::limit::{Amount, Denial, Dimension, Lack, Options, Span, Units};
 use crate::node::{Asking, Guard, Node, Principal, Reserved, Snapshot};
-use crate::policy::Policy;
+use crate::policy::{KeyHash, Policy};
 use crate::route::Endpoint;
 
 /// Tokio's clock, which stands still while anything can be done.
@@ -113,10 +113,11 @@ struct Story {
 }
 
 fn policy(pool: &str) -> Policy {
+    let hash = KeyHash::of(b"k");
     let text = format!(
         "version: 1\nproviders: {{ p: {{ dialect: openai, base_url: 'http://127.0.0.1:1' }} }}\npools: {{ main: {{ provider: p, {pool} }} }}\n\
          models: {{ m: {{ provider: p, pool: main }} }}\ntiers: {{ t: {{ tokens_per_minute: 10_000_000 }} }}\n\
-         tenants: [ {{ id: acme, tier: t }} ]\n"
+         tenants: [ {{ id: acme, tier: t, keys: [ {{ label: k, hash: '{hash}' }} ] }} ]\n"
     );
     crate::policy::parse(&text, "the story's policy").unwrap_or_else(|problems| panic!("{problems}"))
 }

@@ -13,6 +13,7 @@ use crate::control::{Command, Control, codec};
 use crate::limit::{Amount, Options};
 use crate::node::agreement::{Agreement, Disagreement, Proposal, Source, compressed};
 use crate::node::{Asking, Node, Principal, Reserved, Snapshot};
+use crate::policy::KeyHash;
 use crate::route::Endpoint;
 
 struct Stage {
@@ -81,8 +82,9 @@ impl Stage {
 }
 
 fn text(limits: &str) -> String {
+    let hash = KeyHash::of(b"k");
     format!(
-        "version: 1\nproviders: {{}}\npools: {{}}\nmodels: {{}}\ntiers: {{ t: {{ {limits} }} }}\ntenants: [ {{ id: acme, tier: t }} ]\n"
+        "version: 1\nproviders: {{}}\npools: {{}}\nmodels: {{}}\ntiers: {{ t: {{ {limits} }} }}\ntenants: [ {{ id: acme, tier: t, keys: [ {{ label: k, hash: '{hash}' }} ] }} ]\n"
     )
 }
 
@@ -132,7 +134,7 @@ async fn a_document_that_no_entry_takes_is_refused_with_what_to_do() {
             )
         })
         .collect();
-    let long = text("requests_per_minute: 5").replace("tier: t }", &format!("tier: t, keys: [{keys}] }}"));
+    let long = text("requests_per_minute: 5").replace("keys: [ ", &format!("keys: [ {keys} "));
     let refused = stage.propose(&long, None).await.unwrap_err().to_string();
     assert!(refused.contains("bytes compressed") && refused.contains("tollgate keys create"), "{refused}");
     assert_eq!(stage.agreement.control().version(), 0);

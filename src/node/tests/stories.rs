@@ -236,6 +236,37 @@ async fn a_gateway_without_a_lease_asks_nobody() {
     assert_eq!(world.level(), 100);
 }
 
+/// A node that has started again knows an old policy, from its disk, and no lease. What it reads under that waits for one.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_was_revoked_while_its_request_waited_for_a_lease_is_refused() {
+    let mut world = World::of(2, HUNDRED);
+    let place = world.members.iter().position(|member| member.id == world.other().id).unwrap();
+    let mut member = world.members.remove(place);
+    member.loses_its_lease(&world);
+    let (node, principal) = (member.node.clone(), world.principal.clone());
+    let asking = tokio::spawn(async move { ask(node, principal, 30).await });
+    pass(Duration::from_millis(300)).await;
+    assert!(!asking.is_finished());
+    member.hears_of_a_revocation();
+    member.gets_a_lease(&world);
+    assert!(matches!(asking.await.unwrap(), Reserved::Denied(Denial::Revoked, _)));
+    assert_eq!(world.level(), 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_was_revoked_while_its_owner_was_asked_is_refused_and_what_was_held_comes_back() {
+    let world = World::of(2, HUNDRED);
+    world.faults([Fault::LateReply(Duration::from_millis(100))]);
+    let (node, principal) = (world.other().node.clone(), world.principal.clone());
+    let asking = tokio::spawn(async move { ask(node, principal, 30).await });
+    pass(Duration::from_millis(50)).await;
+    assert_eq!((asking.is_finished(), world.level()), (false, 70));
+    world.other().hears_of_a_revocation();
+    assert!(matches!(asking.await.unwrap(), Reserved::Denied(Denial::Revoked, _)));
+    world.comes_to_rest().await;
+    assert_eq!(world.level(), 100);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_refuses_is_told_of_an_end_now_and_then_until_it_takes_it() {
     let mut world = World::of(2, HUNDRED);

@@ -19,6 +19,7 @@ use tollgate_cluster::time::{Moment, RHO, Span};
 
 use super::super::owners::shard_of;
 use super::super::*;
+use crate::policy::KeyHash;
 use crate::route::Endpoint;
 
 /// Tokio's clock, and what a machine that was suspended has beside it.
@@ -175,9 +176,10 @@ const MODEL: &str = "gpt-5";
 impl World {
     /// `nodes` nodes, all of them in the ring, and tenant `acme` with these limits: the inside of a YAML flow mapping.
     pub fn of(nodes: usize, limits: &str) -> Self {
+        let hash = KeyHash::of(b"production");
         let text = format!(
             "version: 1\nproviders: {{ p: {{ dialect: openai, base_url: 'http://127.0.0.1:1' }} }}\npools: {{}}\nmodels: {{}}\n\
-             tiers: {{ t: {{ {limits} }} }}\ntenants: [ {{ id: acme, tier: t }} ]\n"
+             tiers: {{ t: {{ {limits} }} }}\ntenants: [ {{ id: acme, tier: t, keys: [ {{ label: production, hash: '{hash}' }} ] }} ]\n"
         );
         let policy =
             crate::policy::parse(&text, "the story's policy").unwrap_or_else(|problems| panic!("{problems}"));
@@ -440,6 +442,14 @@ impl Member {
     pub fn gets_a_lease(&mut self, world: &World) {
         self.holder = world.lease(self.session);
         self.publish(&world.authority);
+    }
+
+    /// Has a policy in force in which acme has no key any more.
+    pub fn hears_of_a_revocation(&self) {
+        let snapshot = self.node.snapshot();
+        let mut policy = (*snapshot.policy).clone();
+        policy.tenants[0].keys.clear();
+        self.node.apply(snapshot.next(policy, self.node.now()));
     }
 
     fn waits(&self) -> usize {
