@@ -178,8 +178,10 @@ const SMOKE_RECOVERY: Duration = Duration::from_secs(10);
 /// How long a smoke may take to get there, without what comes before the callers and after them.
 const SMOKE_PATIENCE: Duration = Duration::from_secs(5 * 60);
 
-/// A fault of a soak with what comes after it, on average: by this a length in hours becomes a number of faults.
-const SOAK_WINDOW: Duration = Duration::from_secs(18);
+/// No fault of a soak is over sooner, with what comes after it: so many are drawn that time ends it.
+const SOAK_WINDOW: Duration = Duration::from_secs(7);
+/// A soak must come to one in so long. Two quiet cores come to one in fourteen seconds.
+const SOAK_EACH: Duration = Duration::from_secs(24);
 
 /// Reads the command line and does what it says.
 pub fn main() -> ExitCode {
@@ -215,7 +217,9 @@ fn perform(command: Command) -> Result<Outcome, String> {
             conclude(order)
         }
         Command::Soak { hours, common } => {
-            let count = (hours * 3600.0 / SOAK_WINDOW.as_secs_f64()).ceil() as usize;
+            let lasting = Duration::try_from_secs_f64(hours * 3600.0)
+                .map_err(|error| format!("--hours {hours}: {error}"))?;
+            let count = lasting.as_secs().div_ceil(SOAK_WINDOW.as_secs()) as usize;
             let mut chance = Random::new(common.seed).fork(7);
             let mut bag = Vec::new();
             let faults = (0..count).map(|_| {
@@ -226,8 +230,11 @@ fn perform(command: Command) -> Result<Outcome, String> {
                 let place = chance.below(bag.len() as u64) as usize;
                 bag.swap_remove(place)
             });
-            let faults: Vec<Nemesis> = faults.collect();
-            conclude(order(&common, "soak", faults, Vec::new())?)
+            let mut order = order(&common, "soak", faults.collect(), Vec::new())?;
+            order.lasting = Some(lasting);
+            order.windows = (lasting.as_secs() / SOAK_EACH.as_secs()).max(1) as usize;
+            order.admissions = order.windows * 200;
+            conclude(order)
         }
         Command::One { nemesis, windows, role, length, common } => {
             if let Some(five) = nemesis.iter().find(|nemesis| nemesis.needs_five() && common.nodes < 5) {
@@ -288,6 +295,8 @@ fn order(
         recovery: Duration::from_secs(7),
         admissions: (faults.len().max(1)) * 200,
         patience: Duration::ZERO,
+        windows: faults.len(),
+        lasting: None,
         faults,
         options: Options {
             system: System::Tollgate,

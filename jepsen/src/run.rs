@@ -34,6 +34,10 @@ pub struct Order {
     pub rate: u64,
     /// The faults, in order.
     pub faults: Vec<Nemesis>,
+    /// How many of them there must be: all, but where time decides.
+    pub windows: usize,
+    /// No fault begins later than this after the callers; for ever, if not said.
+    pub lasting: Option<Duration>,
     /// Whom all of them strike, if not whom chance says.
     pub role: Option<Role>,
     /// Whom each of them strikes and for how long, by its place, where that is settled.
@@ -81,7 +85,7 @@ pub fn run(order: Order) -> Result<(), String> {
         of_a_key: order.workload.of_a_key(),
         binary: order.options.binary.display().to_string(),
         audited: order.options.audit,
-        windows: order.faults.len(),
+        windows: order.windows,
         admissions: order.admissions,
         workload: order.workload.name(),
     };
@@ -129,7 +133,7 @@ async fn through(order: Order, plan: Plan, recorder: Recorder, mut cluster: Clus
         known,
         limits: plan.tenants.clone(),
     };
-    let struck = strike_all(&order, &mut stage, &recorder).await;
+    let struck = strike_all(&order, &mut stage, &recorder, begun).await;
     if struck.is_ok() {
         until_enough(&order, &numbers, begun).await;
     }
@@ -160,8 +164,12 @@ async fn until_enough(order: &Order, numbers: &Numbers, begun: At) {
     }
 }
 
-async fn strike_all(order: &Order, stage: &mut Stage, recorder: &Recorder) -> Result<(), String> {
+async fn strike_all(order: &Order, stage: &mut Stage, recorder: &Recorder, begun: At) -> Result<(), String> {
+    let over = |lasting: Duration| sys::now() >= begun + lasting.as_nanos() as u64;
     for (number, nemesis) in order.faults.iter().enumerate() {
+        if order.lasting.is_some_and(over) {
+            break;
+        }
         note_ends(&mut stage.cluster, recorder)?;
         stage.cluster.until_whole().await.map_err(|why| format!("before {}: {why}", nemesis.name()))?;
         let settled = order.each.get(number).copied();
@@ -172,7 +180,7 @@ async fn strike_all(order: &Order, stage: &mut Stage, recorder: &Recorder) -> Re
         say(&format!(
             "{:>3}/{} {}: {}{}{}",
             number + 1,
-            order.faults.len(),
+            order.windows,
             window.nemesis,
             window.what,
             if window.note.is_empty() { "" } else { "; " },
