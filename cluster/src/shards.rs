@@ -335,9 +335,10 @@ impl<H: Host> Shards<H> {
         let Some(facts) = self.facts() else { return Vec::new() };
         let leaving = |shard: &ShardId| {
             // Most stay, and the ring says so without a lock.
-            facts.authority.ring().owner(*shard) != Some(facts.node) && self.lock(*shard).is_some_and(|hosted| {
-                hosted.slot.as_ref().is_some_and(|slot| slot.is_leaving(&facts.authority))
-            })
+            facts.authority.ring().owner(*shard) != Some(facts.node)
+                && self.lock(*shard).is_some_and(|hosted| {
+                    hosted.slot.as_ref().is_some_and(|slot| slot.is_leaving(&facts.authority))
+                })
         };
         ShardId::all().filter(leaving).collect()
     }

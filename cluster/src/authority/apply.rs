@@ -232,7 +232,8 @@ impl Authority {
         }
         self.owns(shard, importer)?;
 
-        Arc::make_mut(&mut self.holdings).insert(shard, Holding::Renounced { from: session, epoch, importer });
+        Arc::make_mut(&mut self.holdings)
+            .insert(shard, Holding::Renounced { from: session, epoch, importer });
         Ok(vec![Effect::Renounced { shard, importer }])
     }
 
