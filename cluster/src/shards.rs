@@ -248,8 +248,8 @@ impl<H: Host> Shards<H> {
     /// Looks at the state of `shard`, or does what needs no right to answer. `None` while it is not served here.
     pub fn look<T>(&self, shard: ShardId, look: impl FnOnce(&mut H::State, Moment) -> T) -> Option<T> {
         let mut hosted = self.lock(shard)?;
-        let now = self.clock.now();
-        hosted.state.as_mut().map(|state| look(state, now))
+        let state = hosted.state.as_mut()?;
+        Some(look(state, self.clock.now()))
     }
 
     /// [`Shards::look`] at every shard that is served here.
@@ -334,9 +334,11 @@ impl<H: Host> Shards<H> {
     pub fn leaving(&self) -> Vec<ShardId> {
         let Some(facts) = self.facts() else { return Vec::new() };
         let leaving = |shard: &ShardId| {
-            self.lock(*shard).is_some_and(|hosted| {
-                hosted.slot.as_ref().is_some_and(|slot| slot.is_leaving(&facts.authority))
-            })
+            // Most stay, and the ring says so without a lock.
+            facts.authority.ring().owner(*shard) != Some(facts.node)
+                && self.lock(*shard).is_some_and(|hosted| {
+                    hosted.slot.as_ref().is_some_and(|slot| slot.is_leaving(&facts.authority))
+                })
         };
         ShardId::all().filter(leaving).collect()
     }

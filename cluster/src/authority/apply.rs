@@ -1,6 +1,7 @@
 //! What each command does to the state: it checks everything, then writes everything.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::{
     ADDRESS_MAX, Authority, Basis, Command, ENDED_MAX, ENDED_REMOVED_MAX, Effect, Holding, Member, NODES_MAX,
@@ -102,7 +103,7 @@ impl Authority {
             Command::Remove { node } => self.remove(node),
             Command::Keyring(step) => {
                 let live = self.live_nodes();
-                self.keyring.apply(step, &live)?;
+                Arc::make_mut(&mut self.keyring).apply(step, &live)?;
                 Ok(vec![Effect::KeyringChanged])
             }
             // Dispatched to the host's state.
@@ -143,21 +144,25 @@ impl Authority {
 
         let node = known.unwrap_or(number);
         let session = self.nodes.get(&node).and_then(|member| member.session);
-        self.nodes.insert(node, Member { identity, address, session });
+        Arc::make_mut(&mut self.nodes).insert(node, Member { identity, address, session });
         Ok(vec![Effect::Admitted { node }])
     }
 
     fn register(&mut self, index: LogIndex, node: NodeId, session: SessionId) -> Outcome {
-        let Some(member) = self.nodes.get_mut(&node) else { return Err(Rejection::NoSuchNode { node }) };
+        if !self.nodes.contains_key(&node) {
+            return Err(Rejection::NoSuchNode { node });
+        }
         if let Some(known) = self.sessions.get(&session) {
             let repeated = known.node == node && known.standing == Standing::Serving;
             return if repeated { Ok(Vec::new()) } else { Err(Rejection::SessionUsed { session }) };
         }
 
-        let older = member.session.replace(session);
-        self.sessions.insert(session, Session { node, registered: index, standing: Standing::Serving });
+        let member = Arc::make_mut(&mut self.nodes).get_mut(&node);
+        let older = member.and_then(|member| member.session.replace(session));
+        let sessions = Arc::make_mut(&mut self.sessions);
+        sessions.insert(session, Session { node, registered: index, standing: Standing::Serving });
         let mut effects = Vec::new();
-        if let Some(older) = older.and_then(|id| Some((id, self.sessions.get_mut(&id)?))) {
+        if let Some(older) = older.and_then(|id| Some((id, sessions.get_mut(&id)?))) {
             older.1.standing = Standing::Condemned;
             effects.push(Effect::Condemned { session: older.0 });
         }
@@ -166,16 +171,17 @@ impl Authority {
     }
 
     fn fence(&mut self, session: SessionId) -> Outcome {
-        let Some(ended) = self.sessions.get_mut(&session) else {
+        let Some(Session { node, standing, .. }) = self.session(session) else {
             return Err(Rejection::NoSuchSession { session });
         };
-        if ended.standing == Standing::Fenced {
+        if standing == Standing::Fenced {
             return Err(Rejection::SessionOver { session });
         }
 
-        ended.standing = Standing::Fenced;
-        let node = ended.node;
-        if let Some(member) = self.nodes.get_mut(&node) {
+        if let Some(ended) = Arc::make_mut(&mut self.sessions).get_mut(&session) {
+            ended.standing = Standing::Fenced;
+        }
+        if let Some(member) = Arc::make_mut(&mut self.nodes).get_mut(&node) {
             member.session = member.session.filter(|&newest| newest != session);
         }
         self.forget_ended(node);
@@ -226,7 +232,8 @@ impl Authority {
         }
         self.owns(shard, importer)?;
 
-        self.holdings.insert(shard, Holding::Renounced { from: session, epoch, importer });
+        Arc::make_mut(&mut self.holdings)
+            .insert(shard, Holding::Renounced { from: session, epoch, importer });
         Ok(vec![Effect::Renounced { shard, importer }])
     }
 
@@ -237,7 +244,8 @@ impl Authority {
             return Err(Rejection::NotYours { shard });
         }
 
-        let last = self.holdings.insert(shard, Holding::Held { session, epoch, basis });
+        let held = Holding::Held { session, epoch, basis };
+        let last = Arc::make_mut(&mut self.holdings).insert(shard, held);
         for ended in last.iter().flat_map(Holding::sessions) {
             if let Some(Session { node, .. }) = self.session(ended) {
                 self.forget_ended(node);
@@ -267,14 +275,15 @@ impl Authority {
             return Err(Rejection::InService { node });
         }
 
-        self.removed.insert(node, member.identity);
-        let forgotten = if self.removed.len() > REMOVED_MAX { self.removed.pop_first() } else { None };
-        self.nodes.remove(&node);
+        let removed = Arc::make_mut(&mut self.removed);
+        removed.insert(node, member.identity);
+        let forgotten = if removed.len() > REMOVED_MAX { removed.pop_first() } else { None };
+        Arc::make_mut(&mut self.nodes).remove(&node);
         self.forget_ended(node);
         if let Some((oldest, _)) = forgotten {
             self.forget_ended(oldest);
         }
-        self.keyring.forget(node);
+        Arc::make_mut(&mut self.keyring).forget(node);
         Ok(vec![Effect::Removed { node }])
     }
 
@@ -316,8 +325,9 @@ impl Authority {
         let named: BTreeSet<SessionId> = self.holdings.values().flat_map(Holding::sessions).collect();
         ended.retain(|(_, id)| !named.contains(id));
         ended.sort_unstable();
+        let sessions = Arc::make_mut(&mut self.sessions);
         for (_, id) in &ended[..ended.len().saturating_sub(keep)] {
-            self.sessions.remove(id);
+            sessions.remove(id);
         }
     }
 }

@@ -22,6 +22,7 @@ mod command;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -50,20 +51,20 @@ pub const ENDED_REMOVED_MAX: usize = 2;
 /// where its own note is gone.
 pub const REMOVED_MAX: usize = 4096;
 
-/// The replicated state.
+/// The replicated state. Cheap to clone: what entries of the host leave as it is, is shared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Authority {
     cluster: ClusterId,
     applied: Option<LogIndex>,
     log_time: LogTime,
-    nodes: BTreeMap<NodeId, Member>,
-    removed: BTreeMap<NodeId, Identity>,
-    sessions: BTreeMap<SessionId, Session>,
+    nodes: Arc<BTreeMap<NodeId, Member>>,
+    removed: Arc<BTreeMap<NodeId, Identity>>,
+    sessions: Arc<BTreeMap<SessionId, Session>>,
     ring: Ring,
     change_open: bool,
     /// Shards that were ever held.
-    holdings: BTreeMap<ShardId, Holding>,
-    keyring: Keyring,
+    holdings: Arc<BTreeMap<ShardId, Holding>>,
+    keyring: Arc<Keyring>,
 }
 
 /// A member of the cluster.
@@ -130,13 +131,13 @@ impl Authority {
             cluster,
             applied: None,
             log_time: LogTime::default(),
-            nodes: BTreeMap::new(),
-            removed: BTreeMap::new(),
-            sessions: BTreeMap::new(),
+            nodes: Arc::default(),
+            removed: Arc::default(),
+            sessions: Arc::default(),
             ring: Ring::new(Epoch::default(), []),
             change_open: false,
-            holdings: BTreeMap::new(),
-            keyring: Keyring::default(),
+            holdings: Arc::default(),
+            keyring: Arc::default(),
         }
     }
 
@@ -152,6 +153,14 @@ impl Authority {
         self.applied
     }
 
+    /// Whether the entries between the two changed nothing here but the place in the log and its time, as those of the host do.
+    #[must_use]
+    pub fn is_but_later(&self, before: &Self) -> bool {
+        // What is shared is compared by its address.
+        let place = Self { applied: before.applied, log_time: before.log_time, ..self.clone() };
+        place == *before
+    }
+
     /// The log time of the last entry applied.
     #[must_use]
     pub const fn log_time(&self) -> LogTime {
@@ -160,7 +169,7 @@ impl Authority {
 
     /// The members, by number.
     #[must_use]
-    pub const fn nodes(&self) -> &BTreeMap<NodeId, Member> {
+    pub fn nodes(&self) -> &BTreeMap<NodeId, Member> {
         &self.nodes
     }
 
@@ -203,7 +212,7 @@ impl Authority {
 
     /// The secret's rotation.
     #[must_use]
-    pub const fn keyring(&self) -> &Keyring {
+    pub fn keyring(&self) -> &Keyring {
         &self.keyring
     }
 
@@ -249,6 +258,14 @@ impl Authority {
     #[must_use]
     pub fn holding(&self, shard: ShardId) -> Option<Holding> {
         self.holdings.get(&shard).copied()
+    }
+
+    /// The shards that were started cold and are held, in order: each with the session that holds it and the epoch of its claim.
+    pub fn cold_tenures(&self) -> impl Iterator<Item = (ShardId, SessionId, Epoch)> {
+        self.holdings.iter().filter_map(|(&shard, holding)| match *holding {
+            Holding::Held { session, epoch, basis: Basis::Cold } => Some((shard, session, epoch)),
+            _ => None,
+        })
     }
 
     /// Whom to ask about `shard` now: its recorded holder. `None` while it has none.

@@ -108,6 +108,19 @@ fn moving() -> (Log, ShardId, SessionId, SessionId) {
 }
 
 #[test]
+fn it_is_but_later_after_entries_of_the_host_and_rejections_and_after_nothing_else() {
+    let mut log = Log::new();
+    let node = log.admit(1);
+    let before = log.authority.clone();
+    log.apply(Command::Host([7].as_slice().into()));
+    log.rejects(Command::Fence { session: SessionId(9), term: T1 });
+    assert_ne!(log.authority, before);
+    assert!(log.authority.is_but_later(&before));
+    log.register(node, 9);
+    assert!(!log.authority.is_but_later(&before));
+}
+
+#[test]
 fn a_node_is_numbered_by_the_entry_that_admits_it_and_keeps_its_number() {
     let mut log = Log::new();
     let first = log.admit(1);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::message::{Propose, Proposed, kind};
 use super::{CALL, Joined, Shared, TURN, keys, mover, session, steward};
-use crate::authority::{Command, Effect};
+use crate::authority::{Authority, Command, Effect};
 use crate::gossip::Card;
 use crate::peer::Hello;
 use crate::shards::{Event, Host};
@@ -44,16 +44,22 @@ fn turn<H: Host>(shared: &Arc<Shared<H>>, joined: &Joined) {
     say(shared, joined, now);
 }
 
-/// Publishes the log as it is applied now, and follows it with every shard. Whether there was anything new.
+/// Publishes the log as it is applied now, and follows it with every shard. Whether there was anything new to follow: entries of the
+/// host come by the hundred, and leave all that a shard goes by as it was.
 fn follow<H: Host>(shared: &Arc<Shared<H>>) -> bool {
     let Some(authority) = shared.authority() else { return false };
     let mut core = shared.core();
-    let before = core.followed;
-    if authority.applied() <= before && before.is_some() {
+    if authority.applied() <= core.applied && core.followed.is_some() {
         return false;
     }
-    core.followed = authority.applied();
+    core.applied = authority.applied();
     shared.publish(&core);
+    let session = core.holder.session();
+    let same = |(before, by): &(Arc<Authority>, _)| *by == session && authority.is_but_later(before);
+    if core.followed.as_ref().is_some_and(same) {
+        return false;
+    }
+    core.followed = Some((authority, session));
     drop(core);
     let events = shared.shards.observe();
     let mut core = shared.core();

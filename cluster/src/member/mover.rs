@@ -33,24 +33,32 @@ const ANNOUNCED_BYTES: usize = 16 * 1024 * 1024;
 
 pub(super) fn turn<H: Host>(shared: &Arc<Shared<H>>, joined: &Joined, now: Moment, news: bool) {
     let Some(facts) = shared.shards.facts() else { return };
-    let busy = {
+    // What the shards want follows from the log and from what has come beside it. Where neither has changed they want what they wanted
+    // before: what of that is not done yet is asked for again, and all else is left alone, for each look is one at every shard.
+    let (news, proposing, owing, exporting) = {
         let mut core = shared.core();
-        let stirred = std::mem::take(&mut core.stirred);
-        stirred
-            || facts.authority.is_changing()
-            || core.proposing.is_some()
-            || core.owing
-            || !core.exported.is_empty()
-            || !core.inherited.is_empty()
+        let news = std::mem::take(&mut core.stirred) || news;
+        let inherits = !core.inherited.is_empty();
+        (
+            news,
+            news || core.proposing.is_some() || inherits,
+            news || core.owing,
+            news || !core.exported.is_empty() || inherits,
+        )
     };
-    if !news && !busy {
-        return;
+    if news {
+        sealed::follow(shared, &facts.authority);
+        seal(shared);
     }
-    sealed::follow(shared, &facts.authority);
-    seal(shared);
-    propose(shared, now);
-    export(shared, joined, now);
-    announce(shared, joined, now);
+    if proposing {
+        propose(shared, now);
+    }
+    if exporting {
+        export(shared, joined, now);
+    }
+    if owing {
+        announce(shared, joined, now);
+    }
 }
 
 fn seal<H: Host>(shared: &Arc<Shared<H>>) {
@@ -94,6 +102,7 @@ fn propose<H: Host>(shared: &Arc<Shared<H>>, now: Moment) {
         let mut core = shared.core();
         if committed && core.proposing == Some(now) {
             core.proposing = None;
+            core.stirred = true;
         }
         drop(core);
         shared.wake.notify_one();
@@ -118,6 +127,7 @@ fn export<H: Host>(shared: &Arc<Shared<H>>, joined: &Joined, now: Moment) {
             // Of an earlier life of this node. What is not taken now is offered again.
             if shared.shards.import(export).is_ok() {
                 core.counters.exports += 1;
+                core.stirred = true;
                 shared.wake.notify_one();
             }
             continue;
@@ -152,8 +162,7 @@ fn announce<H: Host>(shared: &Arc<Shared<H>>, joined: &Joined, now: Moment) {
     }
     core.announced.retain(|shard, told| cold_tenure(&facts.authority, *shard) == Some(*told));
     let mut owed: BTreeMap<NodeId, Vec<(Announcement, SessionId)>> = BTreeMap::new();
-    for shard in ShardId::all() {
-        let Some((holder, epoch)) = cold_tenure(&facts.authority, shard) else { continue };
+    for (shard, holder, epoch) in facts.authority.cold_tenures() {
         if core.announced.get(&shard) == Some(&(holder, epoch)) {
             continue;
         }

@@ -46,8 +46,10 @@ pub(super) struct Core {
     pub kept: bool,
     /// Sealed shards of an earlier life of this node.
     pub inherited: super::sealed::Inherited,
-    /// The log as it was at the last turn.
-    pub followed: Option<crate::id::LogIndex>,
+    /// The log as it was at the last turn that had news of it, and the session that followed it.
+    pub followed: Option<(Arc<Authority>, SessionId)>,
+    /// How far the log was applied at the last turn.
+    pub applied: Option<crate::id::LogIndex>,
     /// The keys that the log named at the last turn, and when this node last said which it holds.
     /// What the host had in force at the last turn, which leadership took note of what, and when that was last said.
     pub in_force: Version,
@@ -101,6 +103,7 @@ impl Core {
             kept: false,
             inherited: super::sealed::Inherited::new(),
             followed: None,
+            applied: None,
             in_force: Version(0),
             noted: None,
             telling: None,

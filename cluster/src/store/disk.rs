@@ -147,53 +147,67 @@ impl Disk {
     ) -> Result<(), redb::Error> {
         let write = self.begin_write()?;
         {
-            let mut log = write.open_table(LOG)?;
-            let mut marks = write.open_table(MARKS)?;
-            let mut snapshots = write.open_table(SNAPSHOT)?;
-            let mut notes = write.open_table(NOTES)?;
-            let mut shelf = write.open_table(SHELF)?;
+            // Most write to one of them, and each that is opened costs, whether it is written to or not.
+            let (mut log, mut marks, mut snapshots, mut notes, mut shelf) = (None, None, None, None, None);
             for change in changes {
                 match change {
                     Change::Append(entries) => {
+                        let log = opened_once(&mut log, &write, LOG)?;
                         for (index, entry) in entries {
                             log.insert(index, &sealed(entry)[..])?;
                         }
                     }
-                    Change::Truncate { from } => log.retain_in(*from.., |_, _| false)?,
+                    Change::Truncate { from } => {
+                        opened_once(&mut log, &write, LOG)?.retain_in(*from.., |_, _| false)?;
+                    }
                     Change::Purge { through, mark } => {
-                        log.retain_in((Bound::Unbounded, Bound::Included(*through)), |_, _| false)?;
-                        marks.insert(PURGED, &sealed(mark)[..])?;
+                        let through = (Bound::Unbounded, Bound::Included(*through));
+                        opened_once(&mut log, &write, LOG)?.retain_in(through, |_, _| false)?;
+                        opened_once(&mut marks, &write, MARKS)?.insert(PURGED, &sealed(mark)[..])?;
                     }
                     Change::Vote(vote) => {
-                        marks.insert(VOTE, &sealed(vote)[..])?;
+                        opened_once(&mut marks, &write, MARKS)?.insert(VOTE, &sealed(vote)[..])?;
                     }
                     Change::Committed(Some(committed)) => {
-                        marks.insert(COMMITTED, &sealed(committed)[..])?;
+                        opened_once(&mut marks, &write, MARKS)?.insert(COMMITTED, &sealed(committed)[..])?;
                     }
                     Change::Committed(None) => {
-                        marks.remove(COMMITTED)?;
+                        opened_once(&mut marks, &write, MARKS)?.remove(COMMITTED)?;
                     }
                     Change::Snapshot(Snapshot { meta, state }) => {
+                        let snapshots = opened_once(&mut snapshots, &write, SNAPSHOT)?;
                         snapshots.insert(META, &sealed(meta)[..])?;
                         snapshots.insert(STATE, &sealed(state)[..])?;
                     }
                     Change::Note { name, bytes: Some(bytes) } => {
-                        notes.insert(&name[..], &sealed(bytes)[..])?;
+                        opened_once(&mut notes, &write, NOTES)?.insert(&name[..], &sealed(bytes)[..])?;
                     }
                     Change::Note { name, bytes: None } => {
-                        notes.remove(&name[..])?;
+                        opened_once(&mut notes, &write, NOTES)?.remove(&name[..])?;
                     }
                     Change::Shelve { number, bytes: Some(bytes) } => {
-                        shelf.insert(number, &sealed(bytes)[..])?;
+                        opened_once(&mut shelf, &write, SHELF)?.insert(number, &sealed(bytes)[..])?;
                     }
                     Change::Shelve { number, bytes: None } => {
-                        shelf.remove(number)?;
+                        opened_once(&mut shelf, &write, SHELF)?.remove(number)?;
                     }
                 }
             }
         }
         Ok(write.commit()?)
     }
+}
+
+/// The table, opened at its first use in this transaction.
+fn opened_once<'t, 'w, K: redb::Key + 'static, V: redb::Value + 'static>(
+    table: &'t mut Option<redb::Table<'w, K, V>>,
+    write: &'w redb::WriteTransaction,
+    definition: TableDefinition<'_, K, V>,
+) -> Result<&'t mut redb::Table<'w, K, V>, redb::Error> {
+    Ok(match table {
+        Some(table) => table,
+        none => none.insert(write.open_table(definition)?),
+    })
 }
 
 fn database(folder: &dyn Folder) -> Result<Result<redb::Database, redb::Error>, OpenError> {
