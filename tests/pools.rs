@@ -220,9 +220,9 @@ async fn sum(cluster: &Cluster, metric: &str) -> i64 {
     sum
 }
 
-/// What the agreed state says of the pool's tokens.
-async fn level(cluster: &Cluster) -> Result<serde_json::Value, String> {
-    let page = cluster.nodes[0].look("/v1/pools").await?;
+/// What the agreed state says of the pool's tokens, and what this node holds.
+async fn level(cluster: &Cluster, node: usize) -> Result<serde_json::Value, String> {
+    let page = cluster.nodes[node].look("/v1/pools").await?;
     let pools = page["pools"].as_array().into_iter().flatten();
     let pool = pools.into_iter().find(|pool| pool["id"] == "openai-main").ok_or("no such pool")?;
     Ok(pool["levels"][0].clone())
@@ -270,7 +270,7 @@ async fn a_scarce_pool_is_used_up_by_three_nodes_and_its_provider_refuses_nothin
     // What was sent is what the pool says was spent, once every purse has told.
     let sent = calm.settled + scarce.settled;
     eventually("every purse has told what it spent", async || {
-        let level = level(&cluster).await?;
+        let level = level(&cluster, 0).await?;
         let spent = level["spent"].as_u64().ok_or("nothing is spent")?;
         if spent.abs_diff(sent) <= sent / 50 { Ok(()) } else { Err(format!("{spent} of {sent}: {level}")) }
     })
@@ -313,7 +313,7 @@ async fn answers_that_suddenly_fill_their_ceilings_are_repaid_and_the_provider_r
     // More than was held is charged all the same: what the provider billed, the pool has counted as spent, and no purse stays in debt.
     let sent = billed(&cluster).await;
     eventually("every purse has told what it spent, and owes nothing", async || {
-        let level = level(&cluster).await?;
+        let level = level(&cluster, 0).await?;
         let spent = level["spent"].as_u64().ok_or("nothing is spent")?;
         for node in &cluster.nodes {
             let held = node.metric("tollgate_purse_held", &["pool=\"openai-main\""]).await;
@@ -375,7 +375,7 @@ async fn budgets_cost_the_log_little_and_not_much_more_where_all_of_them_run_out
         assert_eq!((run.seen.global_capacity, run.seen.other), (0, 0), "{run:?}");
     }
     assert!(amply.seen.own == 0 && last.seen.own > 0, "{amply:?} {last:?}");
-    assert!(amply.entries_a_second() < 30.0, "{amply:?}");
+    assert!(amply.entries_a_second() < 15.0, "{amply:?}");
     assert!(last.entries_a_second() < 200.0, "{last:?}");
 }
 
@@ -405,14 +405,16 @@ async fn a_node_that_dies_has_its_grants_written_off_and_the_others_go_on() {
     // With two of three gone nobody would be left to agree with on what was given back.
     cluster.nodes[2].start_and_join().await;
     cluster.until_spread(3).await;
-    // Whoever stops in good order gives back what it holds: what is left is this node's own.
+    // Whoever stops in good order gives back what it holds: what is left is what the others keep for whoever comes.
     cluster.nodes[1].stop().await;
     eventually("nobody else holds anything", async || {
-        let page = cluster.nodes[0].look("/v1/pools").await?;
-        let pools = page["pools"].as_array().into_iter().flatten();
-        let pool = pools.into_iter().find(|pool| pool["id"] == "openai-main").ok_or("no such pool")?;
-        let level = &pool["levels"][0];
-        if level["outstanding"] == level["purse_here"] { Ok(()) } else { Err(page.to_string()) }
+        let (here, there) = (level(&cluster, 0).await?, level(&cluster, 2).await?);
+        let held = here["purse_here"].as_u64().zip(there["purse_here"].as_u64());
+        if here["outstanding"].as_u64() == held.map(|(here, there)| here + there) {
+            Ok(())
+        } else {
+            Err(format!("{here} {there}"))
+        }
     })
     .await;
 }

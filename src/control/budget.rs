@@ -211,6 +211,13 @@ impl Budgets {
         Some((Some(period), left))
     }
 
+    /// What the policy lets `lane` of a budget use in a period; nothing of a budget that there is not.
+    #[must_use]
+    pub fn cap(&self, key: &BudgetKey, lane: Lane) -> u64 {
+        let terms = self.budgets.get(key).and_then(|budget| budget.terms.as_ref());
+        terms.map_or(0, |terms| terms.cap(lane))
+    }
+
     /// What sessions that are over left in escrow in `period`, by session.
     #[must_use]
     pub fn written_off(&self, key: &BudgetKey, period: PeriodId) -> Vec<(SessionId, u64)> {

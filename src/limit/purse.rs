@@ -7,9 +7,10 @@
 //! - all or nothing: a need that cannot be paid in one dimension takes nothing in any;
 //! - what was spent never comes back to the purse: what a reservation did not need is reported, and the pool decides ([`Purse::refund`]);
 //! - one draw is on its way at a time, and what it gives back is no longer here; until it is answered it is sent again as it is;
-//! - a purse asks for two seconds of recent use and for more when half of that is gone, so that hardly anybody waits for a grant; of a scarce
-//!   pool it asks for a quarter of a second's, so that little is stranded and many can share; idle, it gives back, at once all but what one
-//!   request may want that comes seldom, and in the end that too;
+//! - a purse asks for four seconds of recent use and for more when half of that is gone, so that hardly anybody waits for a grant though draws
+//!   are a second apart; of a scarce pool it asks for a quarter of a second's, so that little is stranded and many can share;
+//! - idle, it gives back all but a small part of the burst, which it asks for before anybody comes: so the first request finds a purse. Where the
+//!   pool runs out that is given back too ([`Purse::lend`]);
 //! - what it holds and cannot use it gives up: two purses that each hold half of what a large request needs would otherwise wait for each
 //!   other for ever.
 //!
@@ -20,6 +21,7 @@ mod budget;
 mod pace;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,8 +29,8 @@ use super::amount::Dimension;
 use super::draw::{Draw, Granted, Terms};
 use super::time::{MINUTE_NANOS, Moment, Span};
 use super::units::Units;
-pub use budget::BudgetPurse;
-use pace::{Pace, SLOTS};
+pub use budget::{BudgetPurse, Left};
+use pace::{HALF_A_SECOND, Pace, SLOTS};
 
 /// How long a scarce pool is divided for: who got less than it wanted asks again after this.
 pub(super) const ROUND: Span = Span::from_millis(250);
@@ -45,11 +47,13 @@ pub(super) const PATIENCE: Span = Span::from_secs(2);
 /// How long a purse waits for a need that it cannot pay before it gives up what it has gathered.
 const STUCK: Span = Span::from_secs(1);
 
-/// For how long after its last request a purse keeps what one more would take: callers that come every few seconds would each wait else.
-const HABIT: Span = Span::from_secs(30);
+/// How many times the use of two seconds a purse aims at.
+pub(super) const AHEAD: u64 = 2;
 
-/// The part of a pool's burst that it keeps so: many idle purses together leave most of it to those that are not.
-const HABIT_PART: u64 = 32;
+/// The part of a pool's burst that a purse has in any case, and the part of it that it asks for ahead of what is used in half a second:
+/// many purses together leave most of it to those that need it.
+const FLOAT_PART: u64 = 32;
+const AHEAD_PART: u64 = 4;
 
 /// What a purse has no use for goes back from twice of what it aims at.
 const SURPLUS: u64 = 2;
@@ -84,6 +88,19 @@ pub enum Lack {
     },
 }
 
+/// How soon a draw should go, so that the log grows slowly: what has less goes along with what has more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Haste {
+    /// Nobody will wait for it if it goes within a second.
+    Calm,
+    /// Little is left, and is divided round by round.
+    Round,
+    /// Somebody waits, or soon would.
+    Waits,
+    /// Somebody waits for the last of a budget.
+    Last,
+}
+
 /// One session's purse of one pool.
 #[derive(Clone, Debug)]
 pub struct Purse {
@@ -97,9 +114,6 @@ pub struct Purse {
     flight: Option<Draw>,
     /// What requests asked of it, paid or not.
     asked: [Pace; 4],
-    /// The largest of the requests of which each came within [`HABIT`] of the one before, and when the last one came.
-    habit: Units,
-    habitual: Option<Moment>,
     /// The largest need that could not be paid, and when it was last asked for.
     lack: Option<(Units, Moment)>,
     /// Since when nothing could be paid.
@@ -111,8 +125,9 @@ pub struct Purse {
     /// The last draw told all that was spent and refunded.
     reported: bool,
     drawn: Option<Moment>,
-    looked: Moment,
     paused: Moment,
+    /// Until when others need what it would keep for nobody.
+    lent: Moment,
     draining: bool,
     /// What was returned by draws that are answered.
     answered: Units,
@@ -132,16 +147,14 @@ impl Purse {
             seq: 0,
             flight: None,
             asked: [Pace::default(); 4],
-            habit: Units::NONE,
-            habitual: None,
             lack: None,
             stuck: None,
             scarce: false,
             free: Units::NONE,
             reported: true,
             drawn: None,
-            looked: Moment::default(),
             paused: Moment::default(),
+            lent: Moment::default(),
             draining: false,
             answered: Units::NONE,
         }
@@ -210,6 +223,11 @@ impl Purse {
         self.paused = self.paused.max(until);
     }
 
+    /// The pool runs out: until `until` nothing is kept that nobody has asked for. An earlier instant changes nothing.
+    pub fn lend(&mut self, until: Moment) {
+        self.lent = self.lent.max(until);
+    }
+
     /// The share of this session when not all wants can be met: the weights of its active tenants, added up.
     pub fn weigh(&mut self, weight: u32) {
         self.weight = weight;
@@ -233,14 +251,18 @@ impl Purse {
 
     /// Makes the next draw, if there is something to ask or to tell and none is on its way.
     pub fn poll(&mut self, now: Moment) -> Option<Draw> {
-        self.looked = self.looked.max(now);
         if self.flight.is_some() || self.drawn.is_some_and(|drawn| now < drawn.plus(self.gap())) {
             return None;
         }
         let give_up = self.draining || self.is_stuck(now);
-        let wants = if give_up { Units::NONE } else { self.wants(now) };
-        let surplus = self.surplus(now, give_up);
         let due = self.drawn.is_none_or(|drawn| now >= drawn.plus(REPORT));
+        let wants = match give_up {
+            true => Units::NONE,
+            // Whoever reports is filled up by the way.
+            false if due && !self.reported => self.lacking(now),
+            false => self.wants(now),
+        };
+        let surplus = self.surplus(now, give_up);
         let asks = wants != Units::NONE;
         let tells = surplus != Units::NONE || !self.reported;
         if !asks && !(tells && (due || give_up)) {
@@ -269,18 +291,26 @@ impl Purse {
         Some(draw)
     }
 
-    /// The next instant at which [`Purse::poll`] may have something. None while a draw is on its way, and when a need has to come first.
+    /// From when on [`Purse::poll`] has something, as things stand at `now`, and how much haste that has. None while a draw is on its way.
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<Moment> {
+    pub fn due(&self, now: Moment) -> Option<(Moment, Haste)> {
         if self.flight.is_some() {
             return None;
         }
-        let next = self.drawn.map_or(Moment::default(), |drawn| drawn.plus(self.gap()));
-        if self.lack.is_some() || self.wants(self.looked) != Units::NONE {
-            return Some(next);
+        let after = |pause| self.drawn.map_or(Moment::default(), |drawn| drawn.plus(pause));
+        if self.draining {
+            return (!self.is_empty()).then(|| (after(self.gap()), Haste::Waits));
         }
-        let idle = self.reported && self.held.iter().all(|held| *held <= 0);
-        (!idle).then(|| next.max(self.looked.plus(ROUND)))
+        if self.wants(now) != Units::NONE || self.is_stuck(now) {
+            let haste = match self.is_scarce(now) {
+                true => Haste::Round,
+                false if self.lack(now) != Units::NONE || self.is_urgent(now) => Haste::Waits,
+                false => Haste::Calm,
+            };
+            return Some((after(self.gap()), haste));
+        }
+        let tells = !self.reported || self.surplus(now, false) != Units::NONE;
+        tells.then(|| (after(REPORT), Haste::Calm))
     }
 
     /// The pool has answered the draw that is on its way. Another answer is a late copy, and changes nothing.
@@ -338,16 +368,9 @@ impl Purse {
     }
 
     fn ask(&mut self, now: Moment, need: Units) {
-        self.habit = self.habit(now).most(need);
-        self.habitual = Some(now);
         for (dimension, _) in self.terms.limited() {
             self.asked[dimension.index()].note(now, need.of(dimension));
         }
-    }
-
-    fn habit(&self, now: Moment) -> Units {
-        let lately = self.habitual.is_some_and(|last| now < last.plus(HABIT));
-        if lately { self.habit } else { Units::NONE }
     }
 
     fn lack(&self, now: Moment) -> Units {
@@ -372,15 +395,31 @@ impl Purse {
         Span::from_nanos(accrues).max(self.gap())
     }
 
-    /// What it aims at: two seconds of recent use, of a scarce pool what a round may take; in any case what somebody waits for, and twice the
-    /// largest of late requests; and of a pool that is not scarce, a little for one that comes seldom.
+    /// What it aims at: four seconds of recent use, of a scarce pool what a round may take; in any case what somebody waits for, and twice the
+    /// largest of late requests; and of a pool that is not scarce, a little for whoever comes.
     fn target(&self, dimension: Dimension, now: Moment) -> u64 {
         let asked = &self.asked[dimension.index()];
-        // Two rounds, since the one that runs has only begun: one for its own sake, and one for what is asked until the answer comes.
-        let recent = asked.over(now, if self.scarce { 2 } else { SLOTS });
         let burst = self.terms.limits[dimension.index()].map_or(0, |rate| rate.burst);
-        let seldom = if self.scarce { 0 } else { self.habit(now).of(dimension).min(burst / HABIT_PART) };
-        recent.max(asked.largest(now).saturating_mul(2)).max(self.lack(now).of(dimension)).max(seldom)
+        // Two rounds, since the one that runs has only begun: one for its own sake, and one for what is asked until the answer comes.
+        let least = asked.over(now, 2);
+        let scarce = self.is_scarce(now);
+        let recent = if scarce {
+            least
+        } else {
+            // What purses hold and do not use keeps a pool from refilling.
+            asked.over(now, SLOTS).saturating_mul(AHEAD).min(burst / AHEAD_PART).max(least)
+        };
+        let float = if scarce || now < self.lent { 0 } else { burst / FLOAT_PART };
+        recent.max(asked.largest(now).saturating_mul(2)).max(self.lack(now).of(dimension)).max(float)
+    }
+
+    /// Whether it holds less than is used in half a second, or has never held anything.
+    fn is_urgent(&self, now: Moment) -> bool {
+        let short = |dimension: Dimension| {
+            let index = dimension.index();
+            self.held[index] < signed(self.asked[index].over(now, HALF_A_SECOND))
+        };
+        self.drawn.is_none() || self.terms.limited().any(|(dimension, _)| short(dimension))
     }
 
     fn is_low(&self, dimension: Dimension, now: Moment) -> bool {
@@ -391,9 +430,11 @@ impl Purse {
 
     fn wants(&self, now: Moment) -> Units {
         let low = self.terms.limited().any(|(dimension, _)| self.is_low(dimension, now));
-        if self.draining || !low {
-            return Units::NONE;
-        }
+        if self.draining || !low { Units::NONE } else { self.lacking(now) }
+    }
+
+    /// What it takes to reach what it aims at.
+    fn lacking(&self, now: Moment) -> Units {
         Units::by(|dimension| {
             let Some(rate) = self.terms.limits[dimension.index()] else { return 0 };
             let target = i128::from(self.target(dimension, now).min(rate.burst));

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::draw::Terms;
-use super::purse::{BudgetPurse, Lack, Purse};
+use super::purse::{BudgetPurse, Lack, Left, Purse};
+use super::reservation::ReservationId;
 use super::rules::Name;
 use super::time::Moment;
 use super::units::Units;
@@ -21,6 +22,8 @@ pub struct Purses<K> {
 /// What a request takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Payment<'a, K> {
+    /// For whom: one that asks again is the same.
+    pub id: ReservationId,
     /// From the pool of its model, if that has one.
     pub pool: Option<(&'a Name, Units)>,
     /// From each of its budgets, in the budget's unit.
@@ -45,8 +48,8 @@ impl<K> Default for Purses<K> {
 }
 
 impl<K: Ord + Clone> Purses<K> {
-    /// Takes the whole payment, or nothing. `remaining` says what nobody holds and nobody has used of a budget, as this node last
-    /// heard.
+    /// Takes the whole payment, or nothing. `left` says where a budget stands, as this node last heard. Of a budget that has not enough for
+    /// those who wait and for this one too, this one gets nothing: it would wait in vain.
     ///
     /// # Errors
     /// The first purse that does not pay, budgets before the pool. Each purse that does not is told, so that the next draws ask for it.
@@ -54,19 +57,24 @@ impl<K: Ord + Clone> Purses<K> {
         &mut self,
         now: Moment,
         payment: &Payment<'_, K>,
-        remaining: impl Fn(&K) -> u64,
+        left: impl Fn(&K) -> Left,
     ) -> Result<(), Unpaid> {
         let mut unpaid = None;
         for (place, (budget, need)) in payment.budgets.iter().enumerate() {
-            let held = self.budgets.get(budget).map_or(0, BudgetPurse::held);
-            if held < *need && held.saturating_add(remaining(budget)) < *need {
+            let purse = self.budgets.get(budget);
+            let held = purse.map_or(0, BudgetPurse::held);
+            if held >= *need {
+                continue;
+            }
+            let before = purse.map_or(0, |purse| purse.before(now, payment.id));
+            if held.saturating_add(left(budget).units) < need.saturating_add(before) {
                 return Err(Unpaid::BudgetExhausted(place));
             }
         }
         for (place, (budget, need)) in payment.budgets.iter().enumerate() {
             let purse = self.budgets.entry(budget.clone()).or_default();
             if !purse.covers(*need) {
-                purse.miss(now, *need);
+                purse.miss(now, payment.id, *need, left(budget));
                 unpaid.get_or_insert(Unpaid::BudgetWaits(place));
             }
         }

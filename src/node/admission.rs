@@ -121,11 +121,11 @@ impl Drop for Pending<'_> {
 impl Node {
     /// Asks whoever holds the tenant's shard, until somebody decides.
     pub(super) async fn reserve_at_holder(&self, member: &Member, asking: &Asking<'_>) -> Decided {
-        let deadline = crate::clock::timer_now() + member.reach.patience;
+        let mut wait = self.wait();
+        let deadline = wait.deadline;
         let tenant = &asking.principal.tenant;
         let mut pending =
             Pending { node: self, member, tenant, number: self.begin_for(asking), arrived: false };
-        let mut waited = false;
         loop {
             if pending.id().life() != self.life() {
                 // The session has been replaced since: owners end what an earlier one made, or have done so and will not again.
@@ -143,7 +143,7 @@ impl Node {
                     return Decided { decision, at, id, held };
                 }
                 Attempt::Waits(mut decision) => {
-                    if !self.wait_for_grant(&mut waited, deadline).await {
+                    if !wait.for_grant().await {
                         decision.give_up_waiting();
                         return Decided { decision, at: self.now(), id: pending.id(), held: None };
                     }
@@ -341,28 +341,10 @@ impl Node {
         }
     }
 
-    /// Until when a request waits for a grant, whoever decides it.
-    pub(super) fn grant_deadline(&self) -> tokio::time::Instant {
+    /// How a request waits for a grant, whoever decides it.
+    pub(super) fn wait(&self) -> Wait<'_> {
         let patience = self.member.as_ref().map_or(Reach::default().patience, |member| member.reach.patience);
-        crate::clock::timer_now() + patience
-    }
-
-    /// Waits for a grant that is on its way: `false` once patience is over. A request that waits is counted once.
-    pub(super) async fn wait_for_grant(&self, waited: &mut bool, deadline: tokio::time::Instant) -> bool {
-        if !std::mem::replace(waited, true) {
-            self.metrics.grant_waits.inc();
-        }
-        if crate::clock::timer_now() >= deadline {
-            return false;
-        }
-        let mut answered = self.escrow().answered();
-        tokio::select! {
-            Ok(()) = answered.changed() => {}
-            // The purse may be another node's.
-            () = tokio::time::sleep(jitter()) => {}
-            () = tokio::time::sleep_until(deadline) => {}
-        }
-        true
+        Wait { node: self, deadline: crate::clock::timer_now() + patience, answered: None, times: 0 }
     }
 
     /// Asks whoever holds the tenant's shard to pay the pool for one more attempt of a reservation that is open.
@@ -370,22 +352,21 @@ impl Node {
     /// # Errors
     /// Why it is not paid for: then there is to be no such attempt.
     pub(super) async fn attempt_at_holder(&self, member: &Member, of: Of, number: u32) -> Result<(), Denial> {
-        let deadline = self.grant_deadline();
-        let mut waited = false;
+        let mut wait = self.wait();
         loop {
             let denial = match self.attempt_once(member, &of, number).await {
                 Ok(Err(denial)) if denial.is_passing() => denial,
                 Ok(decided) => return decided,
                 Err(why) => {
                     self.asked_again(why);
-                    wait_for_change(member, deadline).await;
-                    if crate::clock::timer_now() < deadline {
+                    wait_for_change(member, wait.deadline).await;
+                    if crate::clock::timer_now() < wait.deadline {
                         continue;
                     }
                     return Err(Denial::Unavailable);
                 }
             };
-            if !self.wait_for_grant(&mut waited, deadline).await {
+            if !wait.for_grant().await {
                 return Err(denial);
             }
         }
@@ -559,6 +540,41 @@ async fn wait_for_change(member: &Member, deadline: tokio::time::Instant) {
 fn jitter() -> Duration {
     Duration::from_millis(rand::random_range(5..=25))
 }
+
+/// A request that waits for a grant that is on its way.
+pub(super) struct Wait<'n> {
+    node: &'n Node,
+    deadline: tokio::time::Instant,
+    /// Kept from the first time on, so that no answer is missed between two.
+    answered: Option<tokio::sync::watch::Receiver<u64>>,
+    times: u32,
+}
+
+impl Wait<'_> {
+    /// Waits until it may be there: `false` once patience is over. A request that waits is counted once.
+    pub(super) async fn for_grant(&mut self) -> bool {
+        if self.times == 0 {
+            self.node.metrics.grant_waits.inc();
+        }
+        if crate::clock::timer_now() >= self.deadline {
+            return false;
+        }
+        // Many that wait for long would keep those busy whom they wait for.
+        let pause = jitter() * (1 << self.times.min(WAITS_DOUBLE));
+        self.times += 1;
+        let answered = self.answered.get_or_insert_with(|| self.node.escrow().answered());
+        tokio::select! {
+            Ok(()) = answered.changed() => {}
+            // The purse may be another node's.
+            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep_until(self.deadline) => {}
+        }
+        true
+    }
+}
+
+/// How often the pause doubles between two looks for a grant: it ends at a tenth of a second at most.
+const WAITS_DOUBLE: u32 = 2;
 
 /// Nobody decided.
 pub(super) fn unavailable() -> Decision {

@@ -296,7 +296,8 @@ impl Guard {
             let actual = charge(unit, reserved, known, self.tariff.as_deref(), self.counted_counts);
             Ended { line, reserved, actual: actual.min(UNITS_MOST) }
         });
-        self.node.reports().end(*id, ended.collect());
+        let last = self.node.escrow().is_last(paid);
+        self.node.reports().end(*id, ended.collect(), last);
     }
 
     /// What its owner knows it as; nothing if nobody does.

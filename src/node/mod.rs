@@ -326,8 +326,7 @@ impl Node {
     }
 
     async fn reserve_alone(&self, asking: &Asking<'_>) -> Decided {
-        let deadline = self.grant_deadline();
-        let mut waited = false;
+        let mut wait = self.wait();
         let number = self.begin_for(asking);
         loop {
             if let Some(decision) = self.refusal(asking) {
@@ -335,7 +334,7 @@ impl Node {
             }
             let decided = self.owners.reserve_alone(self.alone_session(), &asking.request(number.id()));
             let (mut decision, at) = decided.unwrap_or_else(|| (admission::unavailable(), self.now()));
-            if decision.is_granting() && self.wait_for_grant(&mut waited, deadline).await {
+            if decision.is_granting() && wait.for_grant().await {
                 continue;
             }
             decision.give_up_waiting();
@@ -352,13 +351,12 @@ impl Node {
     /// Why it is not.
     pub(crate) async fn pay_attempt(&self, of: Of, number: u32) -> Result<(), Denial> {
         let Some(member) = &self.member else {
-            let deadline = self.grant_deadline();
-            let mut waited = false;
+            let mut wait = self.wait();
             loop {
                 let life = self.alone_session();
                 let attempted = self.owners.attempt_alone(life, of.tenant(), of.id(), number);
                 let Err(denial) = attempted else { return Ok(()) };
-                if !denial.is_passing() || !self.wait_for_grant(&mut waited, deadline).await {
+                if !denial.is_passing() || !wait.for_grant().await {
                     return Err(denial);
                 }
             }
@@ -445,6 +443,7 @@ impl Node {
         let all_told = async {
             let mut looks = tokio::time::interval(std::time::Duration::from_millis(10));
             while !self.reports.is_told() {
+                self.reports.hurry();
                 looks.tick().await;
             }
         };

@@ -3,14 +3,34 @@
 //! It differs from a pool's in what comes back. A settlement gives nothing back here: what a reservation did not need is freed where its
 //! usage is reported. Only a reservation that is cancelled before anything was sent, at the session that debited it, is put back, and
 //! then nobody may report it as anything but void.
+//!
+//! Towards the end of a budget a purse gets little at a time. So that nobody waits in vain for what is there, a draw asks for all that wait, as
+//! far as the budget has it, and a request for which nothing would be left behind those is not made to wait ([`super::super::Purses::pay`]).
 
 use super::super::draw::{BudgetDraw, BudgetGranted};
+use super::super::reservation::ReservationId;
 use super::super::time::{Moment, Span};
-use super::pace::{Pace, SLOTS};
-use super::{GAP, PATIENCE, REPORT, ROUND};
+use super::pace::{HALF_A_SECOND, Pace, SLOTS};
+use super::waiting::Waiting;
+use super::{AHEAD, GAP, Haste, REPORT};
 
 /// How long a purse that nobody asks keeps what it holds: short against a period, long against the pauses of a caller that works.
 const IDLE: Span = Span::from_secs(10);
+
+/// Which part of a budget is its last: what of it is left may be asked for request by request.
+const LAST_PART: u64 = 100;
+
+/// How many requests of the largest size are the last of a small budget.
+const LAST_REQUESTS: u64 = 16;
+
+/// Where a budget stands, as this node last heard. In the budget's unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// What nobody holds and nobody has used.
+    pub units: u64,
+    /// Of how much.
+    pub of: u64,
+}
 
 /// One session's purse of one budget, period and lane.
 #[derive(Clone, Debug, Default)]
@@ -22,11 +42,10 @@ pub struct BudgetPurse {
     seq: u64,
     flight: Option<BudgetDraw>,
     asked: Pace,
-    /// The largest need that could not be paid, and when it was last asked for.
-    lack: Option<(u64, Moment)>,
+    waiting: Waiting,
+    left: Left,
     used: Moment,
     drawn: Option<Moment>,
-    looked: Moment,
     draining: bool,
 }
 
@@ -41,17 +60,22 @@ impl BudgetPurse {
     pub fn debit(&mut self, now: Moment, need: u64) {
         self.held = self.held.saturating_sub(need);
         self.ask(now, need);
-        if self.lack.is_some_and(|(lack, _)| lack <= need) {
-            self.lack = None;
+    }
+
+    /// Remembers a request that could not be paid, so that the next draw asks for what it needs. The caller has seen in the agreed state
+    /// that `left` has it: else a draw for each request of a tenant whose budget is used up would go through the log.
+    pub fn miss(&mut self, now: Moment, id: ReservationId, need: u64, left: Left) {
+        self.draining = false;
+        self.left = left;
+        if self.waiting.note(now, id, need) {
+            self.ask(now, need);
         }
     }
 
-    /// Remembers a need that could not be paid, so that the next draw asks for it. The caller has seen in the agreed state that it is
-    /// there: else a draw for each request of a tenant whose budget is used up would go through the log.
-    pub fn miss(&mut self, now: Moment, need: u64) {
-        self.draining = false;
-        self.lack = Some((self.lack(now).max(need), now));
-        self.ask(now, need);
+    /// What other requests than `id` wait for.
+    #[must_use]
+    pub fn before(&self, now: Moment, id: ReservationId) -> u64 {
+        self.waiting.before(now, id)
     }
 
     /// Puts back what a reservation held that was debited here and cancelled before anything was sent.
@@ -73,7 +97,6 @@ impl BudgetPurse {
 
     /// Makes the next draw, if there is something to ask or to give back and none is on its way.
     pub fn poll(&mut self, now: Moment) -> Option<BudgetDraw> {
-        self.looked = self.looked.max(now);
         if self.flight.is_some() || self.drawn.is_some_and(|drawn| now < drawn.plus(GAP)) {
             return None;
         }
@@ -83,6 +106,7 @@ impl BudgetPurse {
         if need == 0 && wants == 0 && (surplus == 0 || !due) {
             return None;
         }
+        self.waiting.fly();
         self.held -= surplus;
         self.returned = self.returned.saturating_add(surplus);
         self.seq += 1;
@@ -92,18 +116,32 @@ impl BudgetPurse {
         Some(draw)
     }
 
-    /// The next instant at which [`BudgetPurse::poll`] may have something. None while a draw is on its way, and when a need has to come
-    /// first.
+    /// From when on [`BudgetPurse::poll`] has something, as things stand at `now`, and how much haste that has. None while a draw is on its
+    /// way.
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<Moment> {
+    pub fn due(&self, now: Moment) -> Option<(Moment, Haste)> {
         if self.flight.is_some() {
             return None;
         }
-        let next = self.drawn.map_or(Moment::default(), |drawn| drawn.plus(GAP));
-        if self.lack.is_some() || self.wants(self.looked) != (0, 0) {
-            return Some(next);
+        let after = |pause| self.drawn.map_or(Moment::default(), |drawn| drawn.plus(pause));
+        if self.draining {
+            return (self.held > 0).then(|| (after(GAP), Haste::Waits));
         }
-        (self.held > 0).then(|| next.max(self.looked.plus(ROUND)))
+        let (need, wants) = self.wants(now);
+        let last = self.is_last(now);
+        if need > 0 {
+            return Some((after(GAP), if last { Haste::Last } else { Haste::Waits }));
+        }
+        if wants > 0 {
+            let urgent = self.held < self.asked.over(now, HALF_A_SECOND);
+            let haste = match last {
+                true => Haste::Round,
+                false if urgent => Haste::Waits,
+                false => Haste::Calm,
+            };
+            return Some((after(GAP), haste));
+        }
+        (self.surplus(now) > 0).then(|| (after(REPORT), Haste::Calm))
     }
 
     /// The budget has answered the draw that is on its way. Another answer is a late copy, and changes nothing.
@@ -112,14 +150,16 @@ impl BudgetPurse {
         self.flight = None;
         self.answered = draw.returned;
         self.held = self.held.saturating_add(granted.units);
+        self.left.units = granted.remaining;
         // Granted, or not to be had: whoever still wants it looks at what remains, and asks again.
-        self.lack = None;
+        self.waiting.forget();
     }
 
     /// The budget has refused the draw that is on its way, and nothing has changed there: as if it had not been made.
     pub fn refused(&mut self, seq: u64) {
         let Some(draw) = self.flight.filter(|draw| draw.seq == seq) else { return };
         self.flight = None;
+        self.waiting.forget();
         self.seq -= 1;
         self.held = self.held.saturating_add(draw.returned - self.answered);
         self.returned = self.answered;
@@ -142,20 +182,27 @@ impl BudgetPurse {
         self.asked.note(now, need);
     }
 
-    fn lack(&self, now: Moment) -> u64 {
-        self.lack.filter(|(_, asked)| now < asked.plus(PATIENCE)).map_or(0, |(lack, _)| lack)
-    }
-
     /// What requests wait for, and what it would take beyond.
     fn wants(&self, now: Moment) -> (u64, u64) {
         if self.draining {
             return (0, 0);
         }
-        let need = self.lack(now).saturating_sub(self.held);
+        let (all, one) = self.waiting.needs(now);
+        // As much as there is, so that it is granted: the needs of all are granted whole or not at all.
+        let need = all.saturating_sub(self.held).min(self.left.units).max(one.saturating_sub(self.held));
         let largest = self.asked.largest(now);
-        let target = self.asked.over(now, SLOTS).max(largest.saturating_mul(2));
+        let recent = self.asked.over(now, SLOTS).saturating_mul(AHEAD);
+        let target = recent.max(largest.saturating_mul(2)).max(all);
         let low = need > 0 || self.held < (target / 2).max(largest);
-        (need, if low { target.saturating_sub(self.held) } else { 0 })
+        // Of nothing there is no part.
+        let some = need > 0 || self.left.units > 0;
+        (need, if low && some { target.saturating_sub(self.held) } else { 0 })
+    }
+
+    /// Whether little is left of the budget.
+    fn is_last(&self, now: Moment) -> bool {
+        let few = self.asked.largest(now).saturating_mul(LAST_REQUESTS);
+        self.left.units.saturating_add(self.held) < (self.left.of / LAST_PART).max(few)
     }
 
     fn surplus(&self, now: Moment) -> u64 {

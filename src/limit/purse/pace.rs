@@ -12,6 +12,9 @@ struct Slot {
 /// How many slots are remembered: two seconds of them.
 pub(in super::super) const SLOTS: u64 = 8;
 
+/// How many are half a second.
+pub(in super::super) const HALF_A_SECOND: u64 = 2;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Pace {
     slots: [Slot; SLOTS as usize],

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::limit::draw::BudgetGranted;
-use crate::limit::{Payment, Purses, Rate, Unpaid};
+use crate::limit::{Payment, Purses, Rate, ReservationId, Unpaid};
 
 fn tokens(units: u64) -> Units {
     Units([units, 0, 0, 1])
@@ -46,6 +46,10 @@ impl Story {
         self.purse.poll(self.now)
     }
 
+    fn due(&self) -> Option<(Moment, Haste)> {
+        self.purse.due(self.now)
+    }
+
     /// Its draw is answered with what it wants, but no more than `most` tokens.
     fn grant(&mut self, most: u64) -> Draw {
         let draw = self.poll().expect("a draw");
@@ -56,26 +60,41 @@ impl Story {
 }
 
 #[test]
-fn the_first_request_waits_for_a_grant_and_those_behind_it_do_not() {
+fn a_purse_is_filled_before_anybody_comes_and_nobody_waits() {
     let mut story = Story::new();
-    assert!(!story.pay(500));
-    assert_eq!(story.purse.poll_timeout(), Some(at(0)));
+    assert_eq!(story.due(), Some((at(0), Haste::Waits)));
     let draw = story.grant(u64::MAX);
-    assert_eq!((draw.seq, draw.wants), (1, Units([1_000, 0, 0, 2])), "for the next one too");
-    assert!(story.pay(500));
-    // From then on the purse asks for more before it is empty.
-    let mut waited = 0;
-    for millis in (25..5_000).step_by(25) {
+    assert_eq!((draw.seq, draw.wants), (1, Units([10_000 / FLOAT_PART, 0, 0, 100 / FLOAT_PART])));
+    assert_eq!(story.due(), None, "and then it is quiet");
+    // From then on the purse asks for more before it is empty, and mostly there is time for it.
+    let (mut waited, mut hurried) = (0, 0);
+    let mut sent = 0;
+    for millis in (25..10_000).step_by(25) {
         story.at(millis);
         if millis % 100 == 0 {
             waited += u64::from(!story.pay(100));
         }
-        if let Some(draw) = story.poll() {
-            story.purse.granted(&Granted { seq: draw.seq, units: draw.wants, free: Units::NONE });
+        let Some((due, haste)) = story.due().filter(|(due, _)| *due <= story.now) else { continue };
+        if haste == Haste::Calm && due.max(at(sent).plus(Span::from_secs(1))) > story.now {
+            continue;
         }
+        sent = millis;
+        hurried += u64::from(haste > Haste::Calm);
+        let draw = story.poll().unwrap();
+        story.purse.granted(&Granted { seq: draw.seq, units: draw.wants, free: Units::NONE });
     }
     assert_eq!(waited, 0);
-    assert!(story.purse.seq < 12, "{} draws in 5 s", story.purse.seq);
+    assert!(story.purse.seq < 16 && hurried < 5, "{} draws in 10 s, {hurried} in haste", story.purse.seq);
+}
+
+#[test]
+fn a_request_larger_than_what_is_there_waits_for_a_grant() {
+    let mut story = Story::new();
+    assert!(!story.pay(500));
+    assert_eq!(story.due(), Some((at(0), Haste::Waits)));
+    let draw = story.grant(u64::MAX);
+    assert_eq!((draw.seq, draw.wants), (1, Units([1_000, 0, 0, 3])), "for the next one too");
+    assert!(story.pay(500));
 }
 
 #[test]
@@ -84,7 +103,7 @@ fn one_draw_is_on_its_way_at_a_time_and_a_late_answer_changes_nothing() {
     story.pay(500);
     let draw = story.poll().unwrap();
     story.at(1_000).pay(1_500);
-    assert_eq!((story.poll(), story.purse.flight(), story.purse.poll_timeout()), (None, Some(&draw), None));
+    assert_eq!((story.poll(), story.purse.flight(), story.due()), (None, Some(&draw), None));
     let granted = Granted { seq: 1, units: draw.wants, free: Units::NONE };
     story.purse.granted(&granted);
     story.purse.granted(&granted);
@@ -103,7 +122,7 @@ fn all_or_nothing() {
     let need = Units([10, 0, 0, 5]);
     assert!(matches!(
         story.purse.check(story.now, need),
-        Err(Lack::Later { dimension: Dimension::Requests, need: 5, held: 2, .. })
+        Err(Lack::Later { dimension: Dimension::Requests, need: 5, held: 3, .. })
     ));
     assert_eq!(story.purse.held(), before);
     let never = Units([10_001, 0, 0, 1]);
@@ -132,8 +151,9 @@ fn overage_is_debt_that_the_next_grants_repay_and_a_refund_never_comes_back() {
 #[test]
 fn an_idle_purse_reports_and_gives_back() {
     let mut story = Story::new();
-    story.pay(500);
-    story.grant(1_000);
+    let draw = story.poll().unwrap();
+    let units = Units([1_000, 0, 0, 3]);
+    story.purse.granted(&Granted { seq: draw.seq, units, free: Units::NONE });
     assert!(story.pay(300));
     assert_eq!(story.at(100).purse.held()[0], 700);
     let mut told = Vec::new();
@@ -143,32 +163,33 @@ fn an_idle_purse_reports_and_gives_back() {
             told.push((millis, draw.spent.0[0], draw.returned.0[0]));
         }
     }
-    // Soon all but the small part of the burst that it keeps for one request more, and in the end that too.
+    // Soon all but the small part of the burst that it keeps for whoever comes.
     let soon = told.iter().find(|(_, _, returned)| *returned > 0).unwrap();
     assert!(soon.0 < 4_000, "{told:?}");
-    assert_eq!((soon.1, soon.2), (300, 700 - 10_000 / HABIT_PART));
-    let (millis, spent, returned) = *told.last().unwrap();
-    assert!((30_000..31_500).contains(&millis), "{told:?}");
-    assert_eq!((spent, returned), (300, 700));
-    assert_eq!((story.purse.held(), story.purse.poll_timeout()), ([0; 4], None), "and then it is quiet");
+    assert_eq!((soon.1, soon.2), (300, 700 - 10_000 / FLOAT_PART));
+    assert_eq!(story.due(), None, "and then it is quiet");
+    // And that too, while others have nothing.
+    story.purse.lend(at(60_000));
+    assert_eq!(story.due().map(|(due, haste)| (due <= at(40_000), haste)), Some((true, Haste::Calm)));
+    assert_eq!(story.grant(0).returned.0[0], 700);
+    assert_eq!((story.purse.held()[0], story.due()), (0, None));
+    assert_eq!(story.at(60_000).poll().map(|draw| draw.wants.0[0]), Some(10_000 / FLOAT_PART));
 }
 
 #[test]
 fn who_comes_every_few_seconds_finds_what_one_request_takes() {
     let mut story = Story::new();
-    assert!(!story.pay(200));
-    story.grant(1_000);
     let mut paid = Vec::new();
-    for millis in (50..30_000).step_by(50) {
+    for millis in (0..60_000).step_by(50) {
         story.at(millis);
-        if millis % 5_000 == 0 {
+        if millis % 15_000 == 5_000 {
             paid.push(story.pay(200));
         }
         if let Some(draw) = story.poll() {
             story.purse.granted(&Granted { seq: draw.seq, units: draw.wants, free: Units([1_000; 4]) });
         }
     }
-    assert_eq!(paid, [true; 5]);
+    assert_eq!(paid, [true; 4]);
 }
 
 #[test]
@@ -184,21 +205,21 @@ fn of_a_scarce_pool_it_asks_once_a_round() {
     assert_eq!(wait(&story), Span::from_millis(4_900));
     story.at(100).pay(5_000);
     assert_eq!(story.poll(), None);
-    assert_eq!(story.purse.poll_timeout(), Some(at(250)));
+    assert_eq!(story.due(), Some((at(250), Haste::Round)));
     assert!(story.at(250).poll().is_some());
 }
 
 #[test]
-fn of_a_scarce_pool_it_aims_at_a_round_and_not_at_two_seconds() {
+fn of_a_scarce_pool_it_aims_at_a_round_and_not_at_four_seconds() {
     let asks = |scarce: bool| {
         let mut story = Story::new();
         for millis in (0..2_000).step_by(50) {
             story.at(millis).pay(10);
         }
-        story.purse.scarce = scarce;
+        (story.purse.scarce, story.purse.drawn) = (scarce, Some(at(1_500)));
         story.poll().unwrap().wants.0[0]
     };
-    assert_eq!((asks(false), asks(true)), (400, 100));
+    assert_eq!((asks(false), asks(true)), (800, 100));
 }
 
 #[test]
@@ -255,48 +276,65 @@ fn a_purse_that_is_drained_gives_everything_back() {
     story.grant(u64::MAX);
     story.purse.drain();
     let draw = story.at(30).poll().unwrap();
-    assert_eq!((draw.wants, draw.returned), (Units::NONE, Units([1_000, 0, 0, 2])));
+    assert_eq!((draw.wants, draw.returned), (Units::NONE, Units([1_000, 0, 0, 3])));
 }
 
 // Budgets, and several purses at once.
 
+const MUCH: Left = Left { units: 1_000_000, of: 1_000_000 };
+
 #[test]
-fn a_budgets_purse_takes_nothing_back_but_what_was_cancelled() {
+fn a_draw_asks_for_all_that_wait_each_once_and_for_no_more_than_there_is() {
     let mut purse = BudgetPurse::default();
-    purse.miss(at(0), 300);
-    let draw = purse.poll(at(0)).unwrap();
-    assert_eq!((draw.seq, draw.need, draw.wants), (1, 300, 600));
-    purse.granted(&BudgetGranted { seq: 1, units: 400, remaining: 0 });
-    assert!(purse.covers(300));
-    purse.debit(at(10), 300);
-    assert_eq!(purse.held(), 100);
-    purse.put_back(300);
-    assert_eq!(purse.held(), 400);
-    purse.drain();
-    let draw = purse.poll(at(50)).unwrap();
-    assert_eq!((draw.returned, draw.need, draw.wants, purse.held()), (400, 0, 0, 0));
-    // Refused: as if it had not been made. The tenant comes back, and it works on.
-    purse.refused(2);
-    assert_eq!(purse.held(), 400);
-    purse.miss(at(100), 500);
-    let draw = purse.poll(at(100)).unwrap();
-    assert_eq!((draw.seq, draw.returned, draw.need), (2, 0, 100));
+    for turn in 0..3 {
+        (1..=5).for_each(|id| purse.miss(at(turn), ReservationId(id), 100 + id as u64, MUCH));
+    }
+    assert_eq!(purse.before(at(3), ReservationId(5)), 101 + 102 + 103 + 104);
+    let draw = purse.poll(at(3)).unwrap();
+    assert_eq!((draw.need, draw.wants), (515, 1_030));
+    // Who asks again meanwhile is in it already.
+    purse.miss(at(4), ReservationId(5), 105, MUCH);
+    purse.miss(at(4), ReservationId(6), 100, MUCH);
+    assert_eq!(purse.before(at(4), ReservationId(5)), 100);
+    purse.granted(&BudgetGranted { seq: 1, units: 515, remaining: 120 });
+    (1..=5).for_each(|id| purse.debit(at(5), 100 + id));
+    // Of three that wait now one can be served.
+    let left = Left { units: 120, of: 1_000_000 };
+    (6..=8).for_each(|id| purse.miss(at(40), ReservationId(id), 100, left));
+    assert_eq!(purse.due(at(40)), Some((at(28), Haste::Last)));
+    let draw = purse.poll(at(40)).unwrap();
+    assert_eq!(draw.need, 120);
+    purse.granted(&BudgetGranted { seq: 2, units: 120, remaining: 0 });
+    purse.debit(at(41), 100);
+    assert_eq!(purse.due(at(100)), None, "there is nothing more to ask for");
 }
 
 #[test]
-fn an_idle_budget_purse_gives_back_after_a_while() {
+fn who_would_wait_in_vain_behind_others_does_not_wait() {
+    let mut purses: Purses<&str> = Purses::default();
+    let mut pay = |id| {
+        let payment = Payment { id: ReservationId(id), pool: None, budgets: &[("month", 100)] };
+        purses.pay(at(id as u64), &payment, |_| Left { units: 250, of: 1_000 })
+    };
+    let answers = [1, 2, 3, 1].map(&mut pay);
+    let waits = Err(Unpaid::BudgetWaits(0));
+    assert_eq!(answers, [waits, waits, Err(Unpaid::BudgetExhausted(0)), waits]);
+}
+
+#[test]
+fn a_budgets_purse_asks_in_time_and_with_less_haste_the_more_it_holds() {
     let mut purse = BudgetPurse::default();
-    purse.miss(at(0), 300);
+    purse.miss(at(0), ReservationId(1), 100, MUCH);
+    assert_eq!(purse.due(at(0)), Some((at(0), Haste::Waits)));
     purse.poll(at(0)).unwrap();
-    purse.granted(&BudgetGranted { seq: 1, units: 300, remaining: 0 });
-    let mut returned = None;
-    for millis in (0..12_000).step_by(250) {
-        if let Some(draw) = purse.poll(at(millis)) {
-            returned = Some((millis, draw.returned));
-            break;
-        }
-    }
-    assert_eq!(returned, Some((10_000, 300)));
+    purse.granted(&BudgetGranted { seq: 1, units: 1_000, remaining: 900_000 });
+    let hastes = (1..=10).map(|turn| {
+        purse.debit(at(400 * turn), 100);
+        purse.due(at(400 * turn)).map(|(_, haste)| haste)
+    });
+    let hastes: Vec<_> = hastes.collect();
+    let (calm, waits) = (Some(Haste::Calm), Some(Haste::Waits));
+    assert_eq!(hastes, [None, None, None, None, None, calm, calm, calm, calm, waits]);
 }
 
 #[test]
@@ -305,11 +343,11 @@ fn a_request_is_paid_by_all_or_by_none() {
     let mut purses: Purses<&str> = Purses::default();
     purses.follow(&[(pool.clone(), terms(60_000, 10_000))].into());
     let budgets = [("month", 100), ("day", 100)];
-    let payment = Payment { pool: Some((&pool, tokens(100))), budgets: &budgets };
-    let poor = |budget: &&str| if *budget == "day" { 50 } else { 1_000 };
+    let payment = Payment { id: ReservationId(1), pool: Some((&pool, tokens(500))), budgets: &budgets };
+    let poor = |budget: &&str| Left { units: if *budget == "day" { 50 } else { 1_000 }, of: 1_000 };
     assert_eq!(purses.pay(at(0), &payment, poor), Err(Unpaid::BudgetExhausted(1)));
-    assert!(purses.pool("main").unwrap().poll(at(0)).is_none(), "nobody draws for what a budget refuses");
-    let rich = |_: &&str| 1_000;
+    assert_eq!(purses.budgets_mut().count(), 0, "nobody draws for what a budget refuses");
+    let rich = |_: &&str| MUCH;
     assert_eq!(purses.pay(at(0), &payment, rich), Err(Unpaid::BudgetWaits(0)));
     // All of them ask, not only the first.
     for (_, purse) in purses.budgets_mut() {
@@ -323,5 +361,5 @@ fn a_request_is_paid_by_all_or_by_none() {
     purse.granted(&Granted { seq: draw.seq, units: draw.wants, free: Units::NONE });
     assert_eq!(purses.pay(at(2), &payment, rich), Ok(()));
     assert_eq!((purses.budget(&"month").held(), purses.budget(&"day").held()), (0, 0));
-    assert_eq!(purses.pool("main").unwrap().held()[0], draw.wants.0[0] as i64 - 100);
+    assert_eq!(purses.pool("main").unwrap().held()[0], draw.wants.0[0] as i64 - 500);
 }

@@ -2,8 +2,7 @@
 //!
 //! Laws:
 //! - at most one command is on its way; all draws that are due go in it, and what is not answered goes again as it was, byte for byte;
-//! - two commands are at least [`PACE`] apart, so that a node's share of the log does not grow with its requests, unless an admission waits
-//!   for a grant: then the next goes as soon as the one before it is answered and the purse's own gap is over.
+//! - a node's share of the log does not grow with its requests, nor with its purses: `tempo` says when the next command goes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,13 +16,11 @@ use tollgate_cluster::id::SessionId;
 use tollgate_cluster::member::{HostError, Member};
 
 use super::Escrow;
+use super::tempo::Tempo;
 use crate::control::escrow::{Step, Stepped};
 use crate::control::{Answer, Command, Control, codec};
-use crate::limit::{Moment, Span};
+use crate::limit::Haste;
 use crate::node::{Node, Tenants};
-
-/// How far apart two commands are while nobody waits.
-pub const PACE: Span = Span::from_millis(250);
 
 /// How long an answer is waited for before the same is said again.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -86,7 +83,7 @@ pub async fn draw(node: Arc<Node>, log: Arc<dyn Log>, stopping: CancellationToke
     let working = async {
         let mut alone = node.is_alone();
         let mut changed = log.changed();
-        let mut sent: Option<Moment> = None;
+        let mut tempo = Tempo::default();
         loop {
             if alone {
                 alone = !live(&*log, node.purse_session()).await;
@@ -97,23 +94,28 @@ pub async fn draw(node: Arc<Node>, log: Arc<dyn Log>, stopping: CancellationToke
             if let Some(control) = log.control() {
                 escrow.heed(&control, node.now(), node.today());
             }
-            if is_due(&escrow, node.now(), sent) {
-                // Whoever comes to wait from here on is not in it.
-                escrow.hurried.store(false, Ordering::Release);
-                sent = Some(node.now());
-                if let Some((session, steps)) = escrow.due(node.now()) {
-                    match say(&*log, &steps).await {
-                        Some(answers) => escrow.answer(session, &steps, answers),
-                        None => {
-                            escrow.unanswered(steps);
-                            tokio::time::sleep(AGAIN).await;
-                        }
-                    }
-                    escrow.counts.commands.fetch_add(1, Ordering::Relaxed);
-                    continue;
-                }
+            // Whoever comes to wait from here on wakes this task, unless that would change nothing.
+            escrow.hurried.store(false, Ordering::Release);
+            let next = escrow.next(node.now(), &tempo);
+            if next.is_some_and(|(at, haste)| haste >= Haste::Waits && at > node.now()) {
+                escrow.hurried.store(true, Ordering::Release);
             }
-            rest(&escrow, node.now(), sent, changed.as_mut()).await;
+            if let Some((_, haste)) = next.filter(|(at, _)| *at <= node.now())
+                && let Some((session, steps)) = escrow.due(node.now())
+            {
+                tempo.sent(node.now(), haste);
+                match say(&*log, &steps).await {
+                    Some(answers) => escrow.answer(session, &steps, answers),
+                    None => {
+                        escrow.unanswered(steps);
+                        tokio::time::sleep(AGAIN).await;
+                    }
+                }
+                escrow.counts.commands.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            let until = next.map_or(LOOK, |(at, _)| Duration::from(at.since(node.now())).min(LOOK));
+            rest(&escrow, until, changed.as_mut()).await;
         }
     };
     tokio::select! {
@@ -122,25 +124,8 @@ pub async fn draw(node: Arc<Node>, log: Arc<dyn Log>, stopping: CancellationToke
     }
 }
 
-/// When the next command may go.
-fn next(escrow: &Escrow, now: Moment, sent: Option<Moment>) -> Option<Moment> {
-    let due = escrow.poll_timeout(now)?;
-    let paced = sent.filter(|_| !escrow.hurried.load(Ordering::Acquire)).map(|sent| sent.plus(PACE));
-    Some(paced.map_or(due, |paced| due.max(paced)))
-}
-
-fn is_due(escrow: &Escrow, now: Moment, sent: Option<Moment>) -> bool {
-    next(escrow, now, sent).is_some_and(|at| at <= now)
-}
-
-/// Until something may be due, or may have changed.
-async fn rest(
-    escrow: &Escrow,
-    now: Moment,
-    sent: Option<Moment>,
-    changed: Option<&mut watch::Receiver<u64>>,
-) {
-    let until = next(escrow, now, sent).map_or(LOOK, |at| Duration::from(at.since(now)).min(LOOK));
+/// For so long, unless something may have changed before.
+async fn rest(escrow: &Escrow, until: Duration, changed: Option<&mut watch::Receiver<u64>>) {
     let changes = async {
         let more = match changed {
             Some(changed) => changed.changed().await.is_ok(),

@@ -9,12 +9,14 @@
 //! - purses are forgotten with their session and never come back: only the drawing task begins those of the next;
 //! - the lock is held for one call, taken after a shard's and before no other.
 //!
-//! In reading order: `tariff` (what a request costs by the policy), this file (who pays), [`drawing`] (where it comes from).
+//! In reading order: `tariff` (what a request costs by the policy), this file (who pays), `tempo` (how often the log is written to),
+//! [`drawing`] (where it comes from).
 //!
 //! Never here: HTTP, arithmetic of limits.
 
 pub mod drawing;
 mod tariff;
+mod tempo;
 #[cfg(test)]
 mod tests;
 
@@ -29,13 +31,14 @@ use tollgate_cluster::id::SessionId;
 use tollgate_cluster::mutant;
 
 pub use self::tariff::{BudgetStanding, Known, Tariff};
+use self::tempo::Tempo;
 use crate::control::Control;
 use crate::control::budget::{BudgetAnswer, BudgetCommand, BudgetKey, BudgetView};
 use crate::control::escrow::{Step, Stepped};
-use crate::control::pool::{Feedback, PoolCommand};
+use crate::control::pool::{Feedback, LevelView, PoolCommand};
 use crate::limit::{
-    Account, Denial, Difference, Dimension, Lack, Moment, Name, Paid, Payment, PurseOwner, Purser, Purses,
-    Request, Span, Units, Unpaid,
+    Account, Denial, Difference, Dimension, Haste, Lack, Left, Moment, Name, Paid, Payment, PurseOwner,
+    Purser, Purses, Request, ReservationId, Span, Units, Unpaid,
 };
 
 /// The purses of this node's session.
@@ -43,7 +46,7 @@ pub struct Escrow {
     state: Mutex<State>,
     tariff: ArcSwap<Tariff>,
     known: ArcSwap<Known>,
-    /// An admission waits for a grant: the next draw does not.
+    /// An admission waits for a grant, and the drawing task need not be told again.
     hurried: AtomicBool,
     /// Told when that is so, and whenever else the drawing task should look.
     wake: Notify,
@@ -59,8 +62,8 @@ struct State {
     purses: Purses<Account>,
     /// What providers have said since the last command.
     heard: BTreeMap<Name, Feedback>,
-    /// Until when each pool's provider takes nothing, as far as that was heeded: in log time.
-    heeded: BTreeMap<Name, u64>,
+    /// Of each pool what was heeded of what is agreed on, in log time: until when its provider takes nothing, and as of when it had run out.
+    heeded: BTreeMap<Name, (u64, u64)>,
     draining: bool,
 }
 
@@ -90,6 +93,10 @@ pub struct PurseView {
 
 /// How many answers of providers wait to be told: one for each pool of a large policy.
 const HEARD_MOST: usize = 1_024;
+
+/// Which part of its burst a pool has left when it is about to run out, and for how long nobody keeps anything of one that was for nobody.
+const OUT_PART: u64 = 16;
+const LENT: Span = Span::from_secs(10);
 
 impl Default for Escrow {
     fn default() -> Self {
@@ -148,6 +155,13 @@ impl Escrow {
         self.tariff.load().tightest(&self.known.load(), tenant, project, key)
     }
 
+    /// Whether one of the budgets that paid has little left.
+    #[must_use]
+    pub fn is_last(&self, paid: &Paid) -> bool {
+        let known = self.known.load();
+        paid.budgets.iter().any(|(account, _)| known.is_last(account))
+    }
+
     /// A caller's budgets: those of its key, of its project and of its tenant, each with its current period once that has begun.
     #[must_use]
     pub fn budgets_of(
@@ -199,7 +213,7 @@ impl Escrow {
         state.draining = true;
         drain(&mut state.purses);
         drop(state);
-        self.hurry();
+        self.wake.notify_one();
     }
 
     /// Gives back what is held of the budgets of tenants that leave this node.
@@ -273,23 +287,24 @@ impl Escrow {
         (!steps.is_empty()).then_some((session, steps))
     }
 
-    /// The next instant at which [`Escrow::due`] may have something, unless somebody comes to wait meanwhile.
-    fn poll_timeout(&self, now: Moment) -> Option<Moment> {
+    /// When the next command should go by `tempo`, unless somebody comes to wait meanwhile, and with how much haste.
+    fn next(&self, now: Moment, tempo: &Tempo) -> Option<(Moment, Haste)> {
         let mut state = self.lock();
         state.session?;
-        if !state.heard.is_empty() {
-            return Some(now);
-        }
-        let pools = state.purses.pools_mut().filter_map(|(_, purse)| match purse.flight() {
-            Some(_) => Some(now),
-            None => purse.poll_timeout(),
-        });
-        let first = pools.min();
-        let budgets = state.purses.budgets_mut().filter_map(|(_, purse)| match purse.flight() {
-            Some(_) => Some(now),
-            None => purse.poll_timeout(),
-        });
-        budgets.chain(first).min()
+        // What is sent again has waited already.
+        let again = (now, Haste::Last);
+        let heard = (!state.heard.is_empty()).then_some((now, Haste::Round));
+        let pools = state.purses.pools_mut();
+        let pools = pools.filter_map(|(_, purse)| purse.flight().map(|_| again).or_else(|| purse.due(now)));
+        let soonest = |soonest: Option<(Moment, Haste)>, (due, haste): (Moment, Haste)| {
+            let next = (due.max(tempo.next(haste)), haste);
+            Some(soonest.map_or(next, |soonest| soonest.min(next)))
+        };
+        let first = heard.into_iter().chain(pools).fold(None, soonest);
+        let budgets = state.purses.budgets_mut();
+        let budgets =
+            budgets.filter_map(|(_, purse)| purse.flight().map(|_| again).or_else(|| purse.due(now)));
+        budgets.fold(first, soonest)
     }
 
     /// What came of a command's steps.
@@ -355,11 +370,17 @@ impl Escrow {
         let State { purses, heeded, .. } = &mut *state;
         for (pool, purse) in purses.pools_mut() {
             let Some(view) = control.pools().view(pool) else { continue };
+            let (paused, ran_out) = heeded.entry(pool.clone()).or_default();
+            let out = |level: &LevelView| level.level < i64::try_from(level.burst / OUT_PART).unwrap_or(0);
+            // The level is that of the last entry: one that nobody has touched since says nothing of now.
+            if view.at.0 > *ran_out && view.levels.iter().any(out) {
+                *ran_out = view.at.0;
+                purse.lend(now.plus(LENT));
+            }
             let Some(brake) = view.brake.filter(|brake| brake.until > view.at) else { continue };
             let closed = view.terms.limited().any(|(dimension, _)| brake.allowance.of(dimension) == 0);
-            let last = heeded.entry(pool.clone()).or_default();
-            if closed && brake.until.0 > *last {
-                *last = brake.until.0;
+            if closed && brake.until.0 > *paused {
+                *paused = brake.until.0;
                 purse.pause(now.plus(Span::from_nanos(brake.until.0 - view.at.0)));
             }
         }
@@ -392,7 +413,8 @@ impl Purser for Hand<'_> {
         if pool.is_none() && budgets.is_empty() {
             return Ok(None);
         }
-        let payment = Payment { pool: pool.map(|pool| (pool, request.need.into())), budgets: &budgets };
+        let pool_need = pool.map(|pool| (pool, request.need.into()));
+        let payment = Payment { id: request.id, pool: pool_need, budgets: &budgets };
         let mut state = self.escrow.lock();
         if state.session != Some(self.session) {
             // Its purses begin in a moment.
@@ -400,7 +422,7 @@ impl Purser for Hand<'_> {
             self.escrow.hurry();
             return Err(Denial::Granting(Box::new(Denial::Unavailable)));
         }
-        let paid = state.purses.pay(now, &payment, |account| known.remaining(account));
+        let paid = state.purses.pay(now, &payment, |account| known.left(account));
         let scarce = |state: &mut State, pool: &Name| {
             state.purses.pool(pool).is_some_and(|purse| purse.is_scarce(now))
         };
@@ -429,8 +451,8 @@ impl Purser for Hand<'_> {
         if state.session != Some(self.session) {
             return Err(Denial::Granting(Box::new(Denial::Unavailable)));
         }
-        let payment = Payment { pool: Some((pool, need)), budgets: &[] };
-        let Err(unpaid) = state.purses.pay(now, &payment, |_| 0) else { return Ok(()) };
+        let payment = Payment { id: ReservationId(0), pool: Some((pool, need)), budgets: &[] };
+        let Err(unpaid) = state.purses.pay(now, &payment, |_| Left::default()) else { return Ok(()) };
         let Unpaid::Pool(lack) = unpaid else { return Err(Denial::Unavailable) };
         let scarce = state.purses.pool(pool).is_some_and(|purse| purse.is_scarce(now));
         drop(state);

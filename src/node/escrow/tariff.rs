@@ -12,7 +12,7 @@ use jiff::civil::Date;
 use crate::control::budget::{BudgetKey, BudgetTerms, BudgetView, Budgets, Part, Unit};
 use crate::control::price;
 use crate::control::terms;
-use crate::limit::{Account, Denial, Lane, Name, Request, Terms};
+use crate::limit::{Account, Denial, Lane, Left, Name, Request, Terms};
 use crate::policy::{Policy, PriceList};
 
 /// See the module.
@@ -45,6 +45,9 @@ pub struct BudgetStanding {
     /// When the period ends, in seconds since 1970.
     pub resets: i64,
 }
+
+/// Which part of a budget is so little that gateways report at once what they free of it.
+const LAST_PART: u64 = 100;
 
 /// What this node knows of the agreed state and of the day.
 #[derive(Clone, Debug, Default)]
@@ -177,12 +180,19 @@ impl Tariff {
 }
 
 impl Known {
-    /// What nobody holds and nobody has used of an account, as this node last heard: nothing in a period that is over.
-    pub(super) fn remaining(&self, account: &Account) -> u64 {
-        match self.budgets.left(&account.budget, account.lane) {
+    /// Where an account stands, as this node last heard: nothing is left in a period that is over.
+    pub(super) fn left(&self, account: &Account) -> Left {
+        let units = match self.budgets.left(&account.budget, account.lane) {
             Some((Some(period), left)) if period.id == account.period => left,
             _ => 0,
-        }
+        };
+        Left { units, of: self.budgets.cap(&account.budget, account.lane) }
+    }
+
+    /// Whether little is left of an account: what is freed of it is waited for.
+    pub(crate) fn is_last(&self, account: &Account) -> bool {
+        let Left { units, of } = self.left(account);
+        units < of / LAST_PART
     }
 
     /// Whether the account's period is the current one of its budget.
@@ -195,7 +205,7 @@ impl Known {
     pub(super) fn lacks(&self, (account, need): &(Account, u64)) -> Denial {
         let left = self.budgets.left(&account.budget, account.lane);
         let resets = left.and_then(|(period, _)| period).map(|period| period.end);
-        let remaining = self.remaining(account);
+        let remaining = self.left(account).units;
         Denial::Budget { budget: account.budget.clone(), need: *need, remaining, resets }
     }
 }

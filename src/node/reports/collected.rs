@@ -67,6 +67,7 @@ pub(super) struct Collected {
     kept: VecDeque<(u64, Batch)>,
     flight: Option<Flight>,
     reported: Option<Moment>,
+    hurried: bool,
     stats: Stats,
 }
 
@@ -127,6 +128,10 @@ impl Collected {
         if numbers.end(id.number()) {
             self.fresh.push_back((id.life(), id.number(), charges));
         }
+    }
+
+    pub(super) fn hurry(&mut self) {
+        self.hurried = true;
     }
 
     pub(super) fn has_fresh(&self) -> bool {
@@ -190,13 +195,16 @@ impl Collected {
         replayed
     }
 
-    /// The report that is to be sent at `now`: the one that has no answer yet, else the next, if that is due.
-    pub(super) fn next_report(&mut self, now: Moment, gap: Span) -> Option<Batch> {
+    /// The report that is to be sent at `now`: the one that has no answer yet, else the next, if that is due: `gap` after the one before it,
+    /// or `hurried` if somebody waits for it, or at once if it is full.
+    pub(super) fn next_report(&mut self, now: Moment, gap: Span, hurried: Span) -> Option<Batch> {
         if self.flight.is_none() {
-            let due = self.reported.is_none_or(|reported| now >= reported.plus(gap));
+            let gap = if self.hurried { hurried } else { gap };
+            let due = self.reported.is_none_or(|reported| now >= reported.plus(gap)) || self.is_full();
             self.flight = if due { self.next() } else { None };
             if self.flight.is_some() {
                 self.reported = Some(now);
+                self.hurried = false;
             }
         }
         let flight = self.flight.as_mut()?;
@@ -271,6 +279,11 @@ impl Collected {
     pub(super) fn is_idle(&self) -> bool {
         let owing = self.sessions.values().any(Numbers::is_owing);
         self.kept.is_empty() && self.flight.is_none() && !owing
+    }
+
+    fn is_full(&self) -> bool {
+        let ends = self.kept.iter().map(|(_, batch)| batch.ends.len()).sum::<usize>();
+        ends >= BATCH_MOST
     }
 
     pub(super) fn is_told(&self) -> bool {

@@ -41,8 +41,11 @@ use crate::limit::{Moment, ReservationId, Span};
 /// How long ends are gathered before they are written: what a killed process loses, and its owners charge at the estimates.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// How long after a report the next may be made: what ends meanwhile shares it.
-const GAP: Span = Span::from_millis(250);
+/// How long after a report the next may be made, unless it is a full one: what ends meanwhile shares it.
+const GAP: Span = Span::from_secs(1);
+
+/// How long after it the next is made where what it frees is waited for.
+const GAP_HURRIED: Span = Span::from_millis(250);
 
 /// How long until something that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -123,10 +126,20 @@ impl Reports {
         }
     }
 
-    /// A reservation has ended that budgets pay for.
-    pub fn end(&self, id: ReservationId, charges: Vec<Ended>) {
-        self.lock().end(id, charges);
+    /// A reservation has ended that budgets pay for. `hurried`: one of them has little left, and may need what this frees.
+    pub fn end(&self, id: ReservationId, charges: Vec<Ended>, hurried: bool) {
+        let mut collected = self.lock();
+        collected.end(id, charges);
+        if hurried {
+            collected.hurry();
+        }
+        drop(collected);
         self.wake.notify_one();
+    }
+
+    /// The next report goes sooner than others: somebody waits for it.
+    pub fn hurry(&self) {
+        self.lock().hurry();
     }
 
     /// What waits.
@@ -196,7 +209,7 @@ impl Reports {
     /// Reports what is in the journal.
     async fn report(&self, journal: &Journal, agree: &dyn Agree, stopping: &CancellationToken) {
         loop {
-            let batch = self.lock().next_report(agree.now(), GAP);
+            let batch = self.lock().next_report(agree.now(), GAP, GAP_HURRIED);
             let Some(batch) = batch else {
                 let idle = self.lock().is_idle();
                 tokio::select! {

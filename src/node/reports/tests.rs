@@ -21,7 +21,9 @@ use tollgate_cluster::store::Store;
 use tollgate_cluster::store::twin::MemoryFolder;
 
 use super::*;
-use crate::control::budget::{BudgetCommand, BudgetKey, BudgetTerms, Budgets, Lane, Line, Part, Unit};
+use crate::control::budget::{
+    BATCH_MOST, BudgetCommand, BudgetKey, BudgetTerms, Budgets, Lane, Line, Part, Unit,
+};
 use crate::control::codec;
 use crate::control::period::{Calendar, Cycle, Period, PeriodId};
 use crate::limit::BudgetDraw;
@@ -201,8 +203,8 @@ async fn ends_are_counted_once_and_the_journal_is_empty_afterwards() {
     let life = Life::begin(&folder, &desk).unwrap();
     let ids: Vec<ReservationId> = (0..100).map(|_| begin(&life, 1)).collect();
     for id in &ids[..90] {
-        life.reports.end(*id, ended(100, 60));
-        life.reports.end(*id, ended(100, 99));
+        life.reports.end(*id, ended(100, 60), false);
+        life.reports.end(*id, ended(100, 99), false);
     }
     ids[90..95].iter().for_each(|id| life.reports.void(*id, true));
     life.until_told().await;
@@ -216,25 +218,45 @@ async fn ends_are_counted_once_and_the_journal_is_empty_afterwards() {
     ids[95..97].iter().for_each(|id| life.reports.void(*id, false));
     pass(Duration::from_secs(5)).await;
     assert_eq!(desk.look(|inner| inner.reports.len()), reports);
-    life.reports.end(ids[98], ended(10, 20));
+    life.reports.end(ids[98], ended(10, 20), false);
     life.until_told().await;
     assert_eq!(desk.watermark(SessionId(1)), 97);
     assert_eq!(desk.books().0, 90 * 60 + 20);
 }
 
 #[tokio::test(start_paused = true)]
-async fn reports_are_a_quarter_of_a_second_apart() {
+async fn reports_are_a_second_apart_and_a_quarter_where_they_are_waited_for() {
     let (folder, desk) = (MemoryFolder::new("journal"), Desk::new());
     let life = Life::begin(&folder, &desk).unwrap();
-    for _ in 0..200 {
+    let mut before = 0;
+    for (hurried, expected) in [(false, 4..=6), (true, 15..=19)] {
+        for _ in 0..400 {
+            let id = begin(&life, 1);
+            life.reports.end(id, ended(100, 60), hurried);
+            pass(Duration::from_millis(10)).await;
+        }
+        life.until_told().await;
+        let reports = desk.look(|inner| inner.reports.len());
+        assert!(expected.contains(&(reports - before)), "{} reports in four seconds", reports - before);
+        before = reports;
+    }
+    assert_eq!(desk.books().0, 800 * 60);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_report_waits_for_nothing() {
+    let (folder, desk) = (MemoryFolder::new("journal"), Desk::new());
+    let life = Life::begin(&folder, &desk).unwrap();
+    let one = begin(&life, 1);
+    life.reports.end(one, ended(1, 1), false);
+    life.until_told().await;
+    let began = crate::clock::timer_now();
+    for _ in 0..2 * BATCH_MOST {
         let id = begin(&life, 1);
-        life.reports.end(id, ended(100, 60));
-        pass(Duration::from_millis(10)).await;
+        life.reports.end(id, ended(1, 1), false);
     }
     life.until_told().await;
-    let reports = desk.look(|inner| inner.reports.len());
-    assert!((6..=9).contains(&reports), "{reports} reports in two seconds");
-    assert_eq!(desk.books().0, 200 * 60);
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,10 +265,10 @@ async fn an_answer_that_is_lost_is_asked_for_again_with_the_same_bytes() {
     desk.look(|inner| inner.lose = 3);
     let life = Life::begin(&folder, &desk).unwrap();
     let first = begin(&life, 1);
-    life.reports.end(first, ended(100, 60));
+    life.reports.end(first, ended(100, 60), false);
     pass(Duration::from_millis(100)).await;
     let second = begin(&life, 1);
-    life.reports.end(second, ended(100, 70));
+    life.reports.end(second, ended(100, 70), false);
     life.until_told().await;
     assert_eq!(desk.books(), (130, DRAWN - 200));
     let reports = desk.look(|inner| inner.reports.clone());
@@ -262,10 +284,10 @@ async fn a_killed_gateway_tells_in_its_next_life_what_it_had_written() {
     desk.look(|inner| inner.silent = true);
     let life = Life::begin(&folder, &desk).unwrap();
     let ids: Vec<ReservationId> = (0..3).map(|_| begin(&life, 1)).collect();
-    life.reports.end(ids[0], ended(100, 60));
+    life.reports.end(ids[0], ended(100, 60), false);
     pass(Duration::from_secs(1)).await;
     // Ended in the last milliseconds before: not written.
-    life.reports.end(ids[1], ended(100, 61));
+    life.reports.end(ids[1], ended(100, 61), false);
     folder.crash(&OsEntropy);
     life.kill().await;
     assert_eq!(desk.books(), (0, DRAWN));
@@ -278,7 +300,7 @@ async fn a_killed_gateway_tells_in_its_next_life_what_it_had_written() {
     });
     let life = Life::begin(&folder, &desk).unwrap();
     let id = begin(&life, 2);
-    life.reports.end(id, ended(100, 70));
+    life.reports.end(id, ended(100, 70), false);
     life.until_told().await;
     assert_eq!(desk.books(), (130, DRAWN - 200));
     assert_eq!(life.shelf.pieces(), []);
@@ -297,7 +319,7 @@ async fn after_the_grace_a_replay_is_refused_and_said_and_cut() {
     desk.look(|inner| inner.silent = true);
     let life = Life::begin(&folder, &desk).unwrap();
     let id = begin(&life, 1);
-    life.reports.end(id, ended(100, 60));
+    life.reports.end(id, ended(100, 60), false);
     pass(Duration::from_secs(1)).await;
     folder.crash(&OsEntropy);
     life.kill().await;
@@ -322,8 +344,8 @@ async fn a_session_that_is_replaced_still_reports_what_it_left_open() {
     let before = begin(&life, 1);
     let after = begin(&life, 2);
     assert_ne!(before.life(), after.life());
-    life.reports.end(after, ended(100, 1));
-    life.reports.end(before, ended(100, 2));
+    life.reports.end(after, ended(100, 1), false);
+    life.reports.end(before, ended(100, 2), false);
     life.until_told().await;
     let charged = desk.look(|inner| inner.charged.clone());
     let expected = [((SessionId(1), before.number()), 2), ((SessionId(2), after.number()), 1)];
@@ -338,7 +360,7 @@ async fn what_finds_no_place_waits_and_a_bound_keeps_it_small() {
     folder.fail(Some(std::io::ErrorKind::StorageFull));
     for _ in 0..collected::FRESH_MOST + 10 {
         let id = begin(&life, 1);
-        life.reports.end(id, ended(1, 1));
+        life.reports.end(id, ended(1, 1), false);
     }
     pass(Duration::from_secs(5)).await;
     let stats = life.reports.stats();
@@ -358,7 +380,7 @@ async fn whatever_was_reported_is_on_disk_wherever_the_power_goes() {
     let script = async |life: &Life| {
         for actual in 1..=12u64 {
             let id = begin(life, 1);
-            life.reports.end(id, ended(100, actual));
+            life.reports.end(id, ended(100, actual), false);
             pass(Duration::from_millis(70)).await;
         }
         pass(Duration::from_secs(1)).await;
