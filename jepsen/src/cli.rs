@@ -19,7 +19,7 @@ use crate::peers::{self, Place, System};
 use crate::random::Random;
 use crate::report;
 use crate::run::{Order, run};
-use crate::workload::Workload;
+use crate::workload::{Workload, sdk};
 
 /// Break a cluster of Tollgate on purpose, and check that nothing was overspent.
 #[derive(Debug, Parser)]
@@ -267,6 +267,7 @@ fn order(
             .to_owned());
     }
     let binary = binary(common.binary.as_deref())?;
+    let python = (common.workload == Workload::Sdk).then(sdk::python).transpose()?;
     let folder = common.folder.clone().unwrap_or_else(|| {
         let name = format!("{name}-{}", common.seed);
         PathBuf::from("target/jepsen").join(name)
@@ -289,6 +290,7 @@ fn order(
         admissions: (faults.len().max(1)) * 200,
         patience: Duration::ZERO,
         faults,
+        python,
         options: Options {
             system: System::Tollgate,
             audit: Options::can_audit(&binary),
