@@ -88,8 +88,11 @@ fn broken<'a>(call: &[(&'a Attempt, &OfSdk)]) -> Result<(), Broken<'a>> {
             ));
         }
     }
-    let Some((attempt, sdk)) = call.last() else { return Ok(()) };
-    let ended = sdk.ended.as_deref().unwrap_or_default();
+    // The run may end before the call does.
+    let Some((attempt, Some(ended))) = call.last().map(|(attempt, sdk)| (*attempt, sdk.ended.as_deref()))
+    else {
+        return Ok(());
+    };
     if ends_so(attempt, ended) { Ok(()) } else { Err((attempt, format!("ended its call as {ended:?}"))) }
 }
 
@@ -110,7 +113,7 @@ fn ends_so(attempt: &Attempt, ended: &str) -> bool {
     match attempt.outcome {
         Outcome::Admitted => match ended {
             "answer" | "left" => true,
-            // Its gateway died, or stood still, before the end of the answer; a run may end before the call.
+            // Its gateway died, or stood still, before the end of the answer.
             _ => is_of_the_connection(ended),
         },
         Outcome::Limited => ended == "RateLimitError",
@@ -124,6 +127,6 @@ fn ends_so(attempt: &Attempt, ended: &str) -> bool {
 fn is_of_the_connection(ended: &str) -> bool {
     matches!(
         ended,
-        "APIConnectionError" | "APITimeoutError" | "RemoteProtocolError" | "ReadError" | "ReadTimeout" | ""
+        "APIConnectionError" | "APITimeoutError" | "RemoteProtocolError" | "ReadError" | "ReadTimeout"
     )
 }

@@ -1,11 +1,13 @@
 """An application that uses an official SDK: several threads, each of which makes one call after another.
 
-`sdk.py SDK KEY FIRST SEED THREADS`, where FIRST begins the numbers of its calls and of its HTTP requests. A line on standard input names the
-nodes as `[[1, "10.77.2.1:8080"], …]`, and its end is the end. A line on standard output tells of each HTTP request that leaves the SDK (`sent`),
-of the head of its answer (`head`) and of the end of a call (`end`), stamped with the clock of the harness.
+`sdk.py SDK KEY FIRST SEED THREADS`, where FIRST begins the numbers of its calls and of its HTTP requests. A line on
+standard input names the nodes as `[[1, "10.77.2.1:8080"], …]`, and its end is the end. A line on standard output tells
+of each HTTP request that leaves the SDK (`sent`), of the head of its answer (`head`) and of the end of a call (`end`),
+stamped with the clock of the harness.
 
-The SDK is as it is shipped, retries included, but for a time-out that suits the faults. It is given a client of its own kind with two hooks: one
-sends each request to any of the nodes, as a balancer before them would, numbers it for the provider, and tells of it; the other tells of answers.
+The SDK is as it is shipped, retries included, but for a time-out that suits the faults. It is given a client of its own
+kind with two hooks: one sends each request to any of the nodes, as a balancer before them would, numbers it for the
+provider, and tells of it; the other tells of answers.
 """
 
 import importlib
@@ -19,7 +21,8 @@ import time
 
 NAME, KEY, FIRST, SEED, THREADS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 
-# Seconds that the SDK waits for anything: longer than a gateway asks for who may decide, shorter than the longest pause of a node.
+# Seconds that the SDK waits for anything: longer than a gateway asks for who may decide, shorter than the longest pause
+# of a node.
 PATIENCE = 3.0
 # More than a burst of tokens: it can never fit.
 TOO_MANY = 10_000
@@ -96,7 +99,7 @@ def create(ceiling, stream):
 
 
 def call(request, script, ceiling=CEILING, stream=False, leave=None):
-    """Makes a call and tells how it ended: by the class of what it raised. `leave` is after how many pieces a stream is closed."""
+    """Makes a call and tells how it ended: by the class of what it raised. A stream is closed after `leave` pieces."""
     here.call, here.request, here.script, here.op = next(numbers), request, script, None
     how, complete, why = "answer", False, ""
     try:
@@ -127,7 +130,7 @@ def some_call(chance):
         script = f"latency={chance.randrange(40)},tokens={chance.randrange(1, CEILING + 1)},usage=1"
     how = call(request, script, stream=stream, leave=leave)
     if how not in ("answer", "left", "RateLimitError") or chance.randrange(24) == 0:
-        # Whoever does not know what became of a request makes it again, under the same key; a cautious one also when it does.
+        # Who does not know what became of a request makes it again, under the same key; the cautious also when they do.
         time.sleep(chance.uniform(0.05, 0.5))
         call(request, script, stream=stream)
 

@@ -25,7 +25,7 @@ fn with_calls(edit: impl FnOnce(&mut [Attempt])) -> Vec<String> {
                 ended: None,
             });
         };
-        let owner = Some((3, "c"));
+        let owner = Some((2, "b"));
         made(at, owner, false, 1, 0, "429 tenant_rate_limit_exceeded", (false, Some(60)));
         made(at + 72 * MILLI, owner, true, 1, 1, "200", (false, None));
         made(at, owner, false, 2, 0, "429 request_too_large_for_limit", (true, None));
