@@ -117,7 +117,8 @@ pub fn python() -> Result<PathBuf, String> {
 /// # Errors
 /// It does not start.
 pub fn start(place: Place<'_>, tenant: &str, sdk: &'static str, number: u64) -> Result<Application, String> {
-    let script = place.folder.join("sdk.py");
+    // A copy of its own: another may be reading while this is written.
+    let script = place.folder.join(format!("{tenant}-{sdk}.py"));
     let log = place.folder.join(format!("{tenant}-{sdk}-stderr"));
     let problem = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     fs::write(&script, SCRIPT).map_err(|error| problem(&script, error))?;
