@@ -19,7 +19,7 @@ use crate::peers::{self, Place, System};
 use crate::random::Random;
 use crate::report;
 use crate::run::{Order, run};
-use crate::workload::Workload;
+use crate::workload::{Workload, sdk};
 
 /// Break a cluster of Tollgate on purpose, and check that nothing was overspent.
 #[derive(Debug, Parser)]
@@ -274,6 +274,7 @@ fn order(
             .to_owned());
     }
     let binary = binary(common.binary.as_deref())?;
+    let python = (common.workload == Workload::Sdk).then(sdk::python).transpose()?;
     let folder = common.folder.clone().unwrap_or_else(|| {
         let name = format!("{name}-{}", common.seed);
         PathBuf::from("target/jepsen").join(name)
@@ -298,6 +299,7 @@ fn order(
         windows: faults.len(),
         lasting: None,
         faults,
+        python,
         options: Options {
             system: System::Tollgate,
             audit: Options::can_audit(&binary),

@@ -92,6 +92,11 @@ impl Numbers {
         self.requests.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Notes what became of an attempt.
+    pub fn note(&self, outcome: Outcome) {
+        self.admitted.fetch_add(u64::from(outcome == Outcome::Admitted), Ordering::Relaxed);
+    }
+
     /// How many attempts were admitted so far.
     pub fn admitted(&self) -> u64 {
         self.admitted.load(Ordering::Relaxed)
@@ -128,6 +133,7 @@ impl Caller {
             keyed: wish.keyed,
             aborted: false,
             complete: false,
+            sdk: None,
         };
         match self.exchange(node, &wish, script, &mut attempt).await {
             Ok(()) => {}
@@ -140,8 +146,7 @@ impl Caller {
             }
         }
         self.log.push(&attempt);
-        let admitted = attempt.outcome == Outcome::Admitted;
-        self.numbers.admitted.fetch_add(u64::from(admitted), Ordering::Relaxed);
+        self.numbers.note(attempt.outcome);
         attempt.outcome
     }
 
@@ -186,7 +191,8 @@ impl Caller {
     }
 }
 
-fn outcome(status: u16, code: &str) -> Outcome {
+/// What an answer with this status and Tollgate's own code says.
+pub fn outcome(status: u16, code: &str) -> Outcome {
     match (status, code) {
         (200, "") => Outcome::Admitted,
         (
@@ -194,6 +200,7 @@ fn outcome(status: u16, code: &str) -> Outcome {
             "tenant_rate_limit_exceeded"
             | "inflight_limit_exceeded"
             | "key_rate_limit_exceeded"
+            | "request_too_large_for_limit"
             | "budget_exhausted",
         ) => Outcome::Limited,
         (503, "limiter_unavailable") => Outcome::Unavailable,

@@ -65,6 +65,9 @@ pub struct Plan {
     pub tenants: BTreeMap<String, Limits>,
     /// Tenants that are asked for all the time and want more than they may have.
     pub saturated: Vec<String>,
+    /// Tenants that applications with an official SDK ask for all the time, and do as they are told.
+    #[serde(default)]
+    pub applications: Vec<String>,
     /// What each key may have that is made and revoked in the run, if any is.
     #[serde(default)]
     pub of_a_key: Option<Bucket>,
@@ -136,6 +139,26 @@ pub struct Attempt {
     pub aborted: bool,
     /// Whether the answer was read to its end.
     pub complete: bool,
+    /// What an official SDK had to do with it, if one made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sdk: Option<OfSdk>,
+}
+
+/// An attempt that an official SDK made by itself: what its application asked for once may be several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfSdk {
+    /// Which SDK.
+    pub name: String,
+    /// The application's call.
+    pub call: u64,
+    /// How many attempts of it were before, as the SDK says.
+    pub retry: u64,
+    /// Whether it was told not to come back: `x-should-retry: false`.
+    pub stop: bool,
+    /// After how long it was told to come back, in nanoseconds.
+    pub wait: Option<u64>,
+    /// How the call ended, by the class of what was raised if it did not end well; nothing if another attempt followed.
+    pub ended: Option<String>,
 }
 
 /// One request as the provider saw it.

@@ -3,6 +3,8 @@
 //!
 //! The script is the header `x-script: op=17,latency=100,chunks=5,gap=20,tokens=8,usage=1`, which a gateway passes on like any other.
 
+mod words;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::history::{Arrival, Log};
 use crate::sys;
+use words::Dialect;
 
 /// What one request asks of the provider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,6 +128,7 @@ async fn answer(
     let text = |headers: &HeaderMap, name: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
     };
+    let dialect = Dialect::of(request.uri().path());
     let script = Script::read(&text(request.headers(), "x-script"));
     let decision = text(request.headers(), "x-tollgate-decision");
     let arrival =
@@ -134,37 +138,22 @@ async fn answer(
     tokio::time::sleep(Duration::from_millis(script.latency)).await;
     let kind = if script.chunks > 0 { "text/event-stream" } else { "application/json" };
     let body = if script.chunks > 0 {
-        streamed(script, visit).boxed()
+        streamed(dialect, script, visit).boxed()
     } else {
         visit.arrival.billed = PROMPT + script.tokens;
         visit.arrival.reported = script.usage;
-        whole(script, visit).boxed()
+        whole(dialect, script, visit).boxed()
     };
-    let response =
-        Response::builder().header("content-type", kind).header("x-request-id", format!("req-{}", script.op));
+    let response = Response::builder()
+        .header("content-type", kind)
+        .header(dialect.id_header(), format!("req-{}", script.op));
     Ok(response.body(body).expect("these headers are headers"))
-}
-
-fn usage(script: Script) -> String {
-    let (input, output) = (PROMPT, script.tokens);
-    format!(
-        r#""usage":{{"prompt_tokens":{input},"completion_tokens":{output},"total_tokens":{}}}"#,
-        input + output
-    )
-}
-
-fn head(kind: &str) -> String {
-    format!(r#""id":"chatcmpl-1","object":"{kind}","created":1,"model":"gpt-5-mini""#)
 }
 
 type Piece = Result<Frame<Bytes>, Infallible>;
 
-fn whole(script: Script, visit: Visit) -> StreamBody<impl stream::Stream<Item = Piece>> {
-    let usage = if script.usage { format!(",{}", usage(script)) } else { String::new() };
-    let text = format!(
-        r#"{{{},"choices":[{{"index":0,"message":{{"role":"assistant","content":"ok"}},"finish_reason":"stop"}}]{usage}}}"#,
-        head("chat.completion")
-    );
+fn whole(dialect: Dialect, script: Script, visit: Visit) -> StreamBody<impl stream::Stream<Item = Piece>> {
+    let text = dialect.whole(script);
     StreamBody::new(stream::unfold((Some(text), visit), |(text, mut visit)| async move {
         let text = text?;
         visit.last_piece();
@@ -172,27 +161,25 @@ fn whole(script: Script, visit: Visit) -> StreamBody<impl stream::Stream<Item = 
     }))
 }
 
-fn streamed(script: Script, visit: Visit) -> StreamBody<impl stream::Stream<Item = Piece>> {
+fn streamed(dialect: Dialect, script: Script, visit: Visit) -> StreamBody<impl stream::Stream<Item = Piece>> {
     // The pieces, then the end of the choice, then the usage, then the mark.
     StreamBody::new(stream::unfold((0, visit), move |(number, mut visit)| async move {
-        let piece = |inner: &str| format!("data: {{{},{inner}}}\n\n", head("chat.completion.chunk"));
         let text = match number {
             n if n < script.chunks => {
                 tokio::time::sleep(Duration::from_millis(script.gap)).await;
                 let each = script.tokens.div_ceil(script.chunks);
                 visit.arrival.billed = PROMPT + script.tokens.min(each * (n + 1));
-                piece(r#""choices":[{"index":0,"delta":{"content":"ok "},"finish_reason":null}]"#)
+                dialect.piece(n)
             }
-            n if n == script.chunks => piece(r#""choices":[{"index":0,"delta":{},"finish_reason":"stop"}]"#),
+            n if n == script.chunks => dialect.finish(),
             n if n == script.chunks + 1 && script.usage => {
                 visit.arrival.reported = true;
-                piece(&format!(r#""choices":[],{}"#, usage(script)))
+                dialect.usage(script)
             }
             n if n <= script.chunks + 2 => {
                 visit.last_piece();
-                let mark =
-                    (Ok(Frame::data(Bytes::from_static(b"data: [DONE]\n\n"))), (script.chunks + 3, visit));
-                return Some(mark);
+                let mark = Frame::data(Bytes::from(dialect.mark()));
+                return Some((Ok(mark), (script.chunks + 3, visit)));
             }
             _ => return None,
         };

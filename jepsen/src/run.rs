@@ -19,6 +19,7 @@ use crate::peers::System;
 use crate::provider::{self, Script};
 use crate::random::Random;
 use crate::sys;
+use crate::workload::sdk::Place;
 use crate::workload::{Callers, Workload};
 
 /// What a run is to be.
@@ -52,6 +53,8 @@ pub struct Order {
     pub admissions: usize,
     /// For how long callers may go on for that, from their beginning.
     pub patience: Duration,
+    /// The Python that knows the official SDKs, where applications use them.
+    pub python: Option<PathBuf>,
     /// How nodes are started.
     pub options: Options,
     /// Where all is written.
@@ -81,6 +84,7 @@ pub fn run(order: Order) -> Result<(), String> {
         nodes: order.nodes,
         lease: order.options.lease.as_nanos() as u64,
         saturated: order.workload.saturated(&tenants),
+        applications: order.workload.applications(&tenants),
         tenants,
         of_a_key: order.workload.of_a_key(),
         binary: order.options.binary.display().to_string(),
@@ -121,7 +125,9 @@ async fn through(order: Order, plan: Plan, recorder: Recorder, mut cluster: Clus
     let callers = Callers::new(plan.tenants.clone(), numbers.clone(), &recorder, plan.seed, nodes, moves);
     let mut hosts = founders;
     hosts.push(plan.nodes + 1);
-    let (at_work, begun) = (callers.work(&hosts), sys::now());
+    let python = order.python.as_deref();
+    let place = python.map(|python| Place { network: &cluster.callers, python, folder: &order.folder });
+    let (at_work, begun) = (callers.work(&hosts, place)?, sys::now());
     say(&format!("callers are at work ({}); nothing is broken for {:?}", plan.workload, order.quiet));
     sleep(order.quiet).await;
     let mut stage = Stage {
@@ -137,7 +143,7 @@ async fn through(order: Order, plan: Plan, recorder: Recorder, mut cluster: Clus
     if struck.is_ok() {
         until_enough(&order, &numbers, begun).await;
     }
-    at_work.stop().await;
+    let stopped = at_work.stop().await;
     let in_the_end = match &struck {
         Ok(()) if stage.cluster.system == System::Tollgate => {
             in_the_end(&plan, &recorder, &stage.cluster, numbers).await
@@ -149,7 +155,7 @@ async fn through(order: Order, plan: Plan, recorder: Recorder, mut cluster: Clus
     for node in stage.cluster.nodes.values_mut() {
         node.kill();
     }
-    struck.and(in_the_end).and(noted)
+    struck.and(stopped).and(in_the_end).and(noted)
 }
 
 /// Lets callers go on until there are as many admissions as there must be, or the time for that is over.

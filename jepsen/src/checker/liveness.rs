@@ -1,5 +1,5 @@
 //! `liveness`: after a fault is over, every living node answers for every tenant within [`PROMISED`]: admitted or refused by a limit, not
-//! `limiter_unavailable`, and not silence.
+//! `limiter_unavailable`, and not silence. Looked at are tenants that are asked for all the time, by callers or by applications.
 
 use std::collections::BTreeMap;
 
@@ -72,8 +72,9 @@ type Pairs<'a> = BTreeMap<(&'a str, u8), Vec<&'a Attempt>>;
 /// The attempts of tenants that are asked for all the time, by tenant and node, in order.
 fn by_pair(history: &History) -> Pairs<'_> {
     let mut pairs: Pairs<'_> = BTreeMap::new();
-    for attempt in history.attempts.iter().filter(|attempt| history.plan.saturated.contains(&attempt.tenant))
-    {
+    let plan = &history.plan;
+    let asked = |tenant: &String| plan.saturated.contains(tenant) || plan.applications.contains(tenant);
+    for attempt in history.attempts.iter().filter(|attempt| asked(&attempt.tenant)) {
         pairs.entry((&attempt.tenant, attempt.node)).or_default().push(attempt);
     }
     for attempts in pairs.values_mut() {

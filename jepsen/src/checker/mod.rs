@@ -13,6 +13,7 @@ mod nothing_leaked;
 mod one_cluster;
 mod one_owner;
 mod resolved_once;
+mod sdks_heed;
 mod stays_up;
 #[cfg(test)]
 mod tests;
@@ -94,6 +95,7 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("resolved_once", resolved_once::check),
     ("nothing_leaked", nothing_leaked::check),
     ("liveness", liveness::check),
+    ("sdks_heed", sdks_heed::check),
     ("stays_up", stays_up::check),
     ("usefulness", usefulness::check),
     ("one_cluster", one_cluster::check),

@@ -1,5 +1,7 @@
 //! Mutants of a history: each edit of a sound one flips the verdict that it should, and no other.
 
+mod sdks;
+
 use std::collections::BTreeMap;
 
 use super::usefulness::of_one_machine;
@@ -34,6 +36,7 @@ fn sound() -> History {
                 ("metered0".to_owned(), Limits { in_flight: None, ..METERED }),
             ]),
             saturated: vec!["sat0".to_owned()],
+            applications: Vec::new(),
             of_a_key: None,
             binary: "tollgate".to_owned(),
             audited: true,
@@ -118,6 +121,7 @@ fn ask(history: &mut History, tenant: &str, inv: At, lasts: At, owner: Option<(u
         keyed: true,
         aborted: false,
         complete: true,
+        sdk: None,
     });
     let Some((by, session)) = owner else { return };
     let (shard, id) = (tenant.len() as u16, format!("{node:016x}{op:016x}"));

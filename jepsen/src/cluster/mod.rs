@@ -18,6 +18,7 @@ use crate::network::wires::Wires;
 use crate::network::{CALLERS, Host, PROVIDER, Plane};
 use crate::peers::{PRIMARY, System};
 use crate::sys;
+use crate::workload::Workload;
 use node::Node;
 
 /// Where the provider listens.
@@ -223,14 +224,25 @@ fn zone() -> &'static str {
 /// Every tenant with its limits, and nothing else that could refuse.
 pub fn policy(tenants: &BTreeMap<String, Limits>) -> String {
     let provider = Plane::Provider.socket(PROVIDER, PROVIDER_PORT);
+    // The other dialect, where it is spoken at all.
+    let other = |line: &str| match tenants.keys().any(|tenant| tenant.starts_with(Workload::Sdk.prefix())) {
+        true => format!("\n  {line}"),
+        false => String::new(),
+    };
+    let provider_too = other(&format!(
+        "anthropic: {{ dialect: anthropic, base_url: \"http://{provider}\", api_key: \"env:JEPSEN_PROVIDER_KEY\", max_attempts: 1 }}"
+    ));
+    let pool_too = other("other: { provider: anthropic, ceiling: { tokens_per_minute: 1_000_000_000 } }");
+    let model_too =
+        other("claude-haiku-4-5: { provider: anthropic, pool: other, default_output_tokens: 16 }");
     let mut text = format!(
         "version: 1
 providers:
-  openai: {{ dialect: openai, base_url: \"http://{provider}\", api_key: \"env:JEPSEN_PROVIDER_KEY\", max_attempts: 1 }}
+  openai: {{ dialect: openai, base_url: \"http://{provider}\", api_key: \"env:JEPSEN_PROVIDER_KEY\", max_attempts: 1 }}{provider_too}
 pools:
-  main: {{ provider: openai, ceiling: {{ tokens_per_minute: 1_000_000_000 }} }}
+  main: {{ provider: openai, ceiling: {{ tokens_per_minute: 1_000_000_000 }} }}{pool_too}
 models:
-  gpt-5-mini: {{ provider: openai, pool: main, default_output_tokens: 16 }}
+  gpt-5-mini: {{ provider: openai, pool: main, default_output_tokens: 16 }}{model_too}
 tiers:
   bare: {{ requests_per_minute: 1_000_000 }}
 default_tier: bare

@@ -7,6 +7,7 @@ mod held;
 mod metered;
 mod rotation;
 mod saturating;
+pub mod sdk;
 mod slots;
 mod streams;
 
@@ -47,6 +48,8 @@ pub enum Workload {
     Budgets,
     /// Keys that are made, rotated and revoked while they are used: what is admitted by a revoked one shows.
     Rotation,
+    /// Applications that use the official Python SDKs and their retries; not one of `all`, since it takes Python.
+    Sdk,
     /// `saturating` and `drained`: what any limiter of requests can be asked.
     Refilling,
     /// All of them, each with tenants of its own.
@@ -101,6 +104,11 @@ impl Workload {
         tenants.keys().filter(|name| groups.iter().any(|prefix| name.starts_with(prefix))).cloned().collect()
     }
 
+    /// Those of its tenants that applications with an official SDK ask for.
+    pub fn applications(self, tenants: &BTreeMap<String, Limits>) -> Vec<String> {
+        tenants.keys().filter(|name| name.starts_with(Self::Sdk.prefix())).cloned().collect()
+    }
+
     /// What each key may have that is made and revoked, if any is.
     pub fn of_a_key(self) -> Option<Bucket> {
         self.groups().contains(&Self::Rotation).then_some(rotation::OF_A_KEY)
@@ -110,13 +118,14 @@ impl Workload {
         match self {
             Self::Saturating => 6,
             Self::Drained | Self::IdleBurst | Self::MoveBurst | Self::InFlight => 3,
-            Self::Streams | Self::Metered | Self::Held | Self::Rotation => 2,
+            Self::Streams | Self::Metered | Self::Held | Self::Rotation | Self::Sdk => 2,
             Self::Budgets => budgets::LIMITS.len(),
             Self::Refilling | Self::All => 0,
         }
     }
 
-    const fn prefix(self) -> &'static str {
+    /// What the names of its tenants begin with.
+    pub const fn prefix(self) -> &'static str {
         match self {
             Self::Saturating => "sat",
             Self::Drained => "drained",
@@ -128,6 +137,7 @@ impl Workload {
             Self::Held => "held",
             Self::Budgets => "budget",
             Self::Rotation => "rotated",
+            Self::Sdk => "sdk",
             Self::Refilling | Self::All => "",
         }
     }
@@ -146,6 +156,7 @@ impl Workload {
             Self::Drained | Self::IdleBurst | Self::MoveBurst | Self::Held => bucket(40, 2),
             Self::Streams | Self::Budgets => bucket(20, 20),
             Self::Rotation => bucket(10_000, 1_000),
+            Self::Sdk => sdk::LIMITS,
             Self::InFlight => Limits { in_flight: Some(8), ..bucket(10_000, 1_000) },
             Self::Metered => {
                 let tokens = Bucket { burst: 20 * metered::CEILING, per_minute: 600 * 60 };
@@ -177,14 +188,23 @@ pub struct Callers {
 /// Callers at work.
 pub struct AtWork {
     tasks: JoinSet<()>,
+    applications: JoinSet<Result<(), String>>,
     stopped: Arc<AtomicBool>,
 }
 
 impl AtWork {
     /// Has them end what they do and begin nothing new; returns when the last has.
-    pub async fn stop(mut self) {
+    ///
+    /// # Errors
+    /// An application did not do what it was started for.
+    pub async fn stop(mut self) -> Result<(), String> {
         self.stopped.store(true, Ordering::Relaxed);
         while self.tasks.join_next().await.is_some() {}
+        let mut ended = Ok(());
+        while let Some(one) = self.applications.join_next().await {
+            ended = ended.and(one.unwrap_or_else(|error| Err(error.to_string())));
+        }
+        ended
     }
 }
 
@@ -202,9 +222,13 @@ impl Callers {
         Self { numbers, log, chance, nodes, moved, tenants, revoked, stopped: Arc::default() }
     }
 
-    /// Sets them to work.
-    pub fn work(self, hosts: &[Host]) -> AtWork {
+    /// Sets them to work; applications are started in `place`.
+    ///
+    /// # Errors
+    /// An application does not start.
+    pub fn work(self, hosts: &[Host], place: Option<sdk::Place<'_>>) -> Result<AtWork, String> {
         let (mut tasks, stopped) = (JoinSet::new(), self.stopped.clone());
+        let mut applications = JoinSet::new();
         let shared = Arc::new(self);
         let mut number = 0;
         for tenant in shared.tenants.keys() {
@@ -218,6 +242,14 @@ impl Callers {
                 tasks.spawn(bursts::after_idling(one(chance())));
             } else if is(Workload::MoveBurst) {
                 tasks.spawn(bursts::after_moves(one(chance())));
+            } else if is(Workload::Sdk) {
+                let place = place.ok_or("nobody has said where applications are started")?;
+                for sdk in sdk::SDKS {
+                    let one = one(chance());
+                    let number = applications.len() as u64 + 1;
+                    let application = sdk::start(place, tenant, sdk, number)?;
+                    applications.spawn(sdk::follow(one, application));
+                }
             } else if is(Workload::Rotation) {
                 let (secrets, in_use) = watch::channel(Vec::new());
                 tasks.spawn(rotation::operate(one(chance()), secrets, shared.revoked.clone()));
@@ -251,7 +283,7 @@ impl Callers {
                 }
             }
         }
-        AtWork { tasks, stopped }
+        Ok(AtWork { tasks, applications, stopped })
     }
 
     fn is_over(&self) -> bool {
