@@ -204,8 +204,7 @@ async fn each_threshold_calls_the_webhook_under_one_name_until_it_is_taken() {
     let provider = Process::provider(&[]).await;
     let sent = Sent::default();
     let (url, _serving) = webhook(sent.clone()).await;
-    let alerts =
-        format!("alerts: {{ webhook: \"{url}\", secret: env:SIMULATED_PROVIDER_KEY, allow_private: true }}");
+    let alerts = alerts_to(&url);
     let budget = "{ period: monthly, tokens: 3_000, soft_thresholds: [0.5, 0.9] }";
     let policy = acme(budget)(Policy::at(&provider.url)).and(&alerts);
     let node = Process::serve(&policy.yaml(), &[]).await;
@@ -244,6 +243,11 @@ async fn each_threshold_calls_the_webhook_under_one_name_until_it_is_taken() {
         assert_eq!((&body["id"], &body["tenant"]), (&json!(key), &json!("acme")));
     }
     assert_eq!(node.metric("tollgate_budget_alerts_total", &["tenant=\"acme\""]).await, 2);
+}
+
+/// What a policy says so that alerts go there.
+fn alerts_to(url: &str) -> String {
+    format!("alerts: {{ webhook: \"{url}\", secret: env:SIMULATED_PROVIDER_KEY, allow_private: true }}")
 }
 
 /// Asks through these nodes in turn, so many at once, until the budget is used up or `stop` says so; how many were served.
@@ -374,8 +378,7 @@ async fn a_million_tokens_through_three_nodes_are_used_to_the_last_and_not_beyon
 async fn kills_of_owner_leader_and_gateway_overspend_nothing() {
     let sent = Sent::default();
     let (url, _serving) = webhook(sent.clone()).await;
-    let alerts =
-        format!("alerts: {{ webhook: \"{url}\", secret: env:SIMULATED_PROVIDER_KEY, allow_private: true }}");
+    let alerts = alerts_to(&url);
     let tenant = acme("{ period: monthly, tokens: 1_000_000, soft_thresholds: [0.2, 0.5, 0.8] }");
     let policy = |policy| tenant(policy).and(&alerts);
     let mut cluster = Cluster::with(3, policy, &["--orphan-grace", "2s"]).await;
@@ -425,13 +428,16 @@ async fn kills_of_owner_leader_and_gateway_overspend_nothing() {
         "so is what has none: {ids:?}, {budget}"
     );
     assert!(ids.without_row.len() <= 8 * victims.len(), "no more had none than were on their way: {ids:?}");
-    eventually("each threshold is told", async || {
+    let told = eventually("each threshold is told", async || {
         let told: BTreeSet<String> = sent.lock().unwrap().iter().map(|(key, ..)| key.clone()).collect();
         let page = cluster.nodes[0].look("/v1/budgets").await?;
-        if told.len() == 3 && page["alerts_waiting"] == 0 { Ok(()) } else { Err(format!("{told:?} {page}")) }
+        if told.len() == 3 && page["alerts_waiting"] == 0 {
+            Ok(told)
+        } else {
+            Err(format!("{told:?} {page}"))
+        }
     })
     .await;
-    let told: BTreeSet<String> = sent.lock().unwrap().iter().map(|(key, ..)| key.clone()).collect();
     for (key, threshold) in told.iter().zip(["/200000", "/500000", "/800000"]) {
         assert!(key.ends_with(threshold), "each under one name, whoever told it: {told:?}");
     }

@@ -56,7 +56,7 @@ pub use limiter::{Announced, Expired, Limiter, Options, Request, ScopeView, Tena
 pub use paid::{
     Account, BudgetKey, Cycle, Difference, Free, Lane, Paid, Part, PeriodId, PurseOwner, Purser, Unit,
 };
-pub use purse::{BudgetPurse, Haste, Lack, Left, Purse};
+pub use purse::{BudgetPurse, Haste, Lack, Left, Purse, ROUND};
 pub use purses::{Payment, Purses, Unpaid};
 pub use reservation::{IdempotencyDigest, ReservationId, UserDigest};
 pub use rules::{ModelMatch, Name, RateLimit, Rules, Scope, ScopeLimits, TenantRules};

@@ -33,7 +33,7 @@ pub use budget::{BudgetPurse, Left};
 use pace::{HALF_A_SECOND, Pace, SLOTS};
 
 /// How long a scarce pool is divided for: who got less than it wanted asks again after this.
-pub(super) const ROUND: Span = Span::from_millis(250);
+pub const ROUND: Span = Span::from_millis(250);
 
 /// How soon after a draw the next may be made, while there is enough. Requests that come meanwhile share it.
 pub(super) const GAP: Span = Span::from_millis(25);

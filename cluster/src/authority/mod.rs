@@ -260,12 +260,19 @@ impl Authority {
         self.holdings.get(&shard).copied()
     }
 
-    /// The shards that were started cold and are held, in order: each with the session that holds it and the epoch of its claim.
-    pub fn cold_tenures(&self) -> impl Iterator<Item = (ShardId, SessionId, Epoch)> {
-        self.holdings.iter().filter_map(|(&shard, holding)| match *holding {
-            Holding::Held { session, epoch, basis: Basis::Cold } => Some((shard, session, epoch)),
+    /// The session that started `shard` cold and holds it, and the epoch of its claim.
+    #[must_use]
+    pub fn cold_tenure(&self, shard: ShardId) -> Option<(SessionId, Epoch)> {
+        match self.holding(shard)? {
+            Holding::Held { session, epoch, basis: Basis::Cold } => Some((session, epoch)),
             _ => None,
-        })
+        }
+    }
+
+    /// The shards that were started cold and are held, in order: each with its [`Authority::cold_tenure`].
+    pub fn cold_tenures(&self) -> impl Iterator<Item = (ShardId, SessionId, Epoch)> {
+        let cold = |shard: ShardId| self.cold_tenure(shard).map(|(session, epoch)| (shard, session, epoch));
+        self.holdings.keys().filter_map(move |shard| cold(*shard))
     }
 
     /// Whom to ask about `shard` now: its recorded holder. `None` while it has none.

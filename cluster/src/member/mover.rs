@@ -7,9 +7,8 @@ use std::time::Duration;
 use super::message::{Announce, Exported, Heard, Leave, Leaving, Taken, kind};
 use super::session::due;
 use super::{CALL, Joined, Shared, sealed};
-use crate::authority::{Basis, Holding};
 use crate::handoff::Announcement;
-use crate::id::{Epoch, NodeId, SessionId, ShardId};
+use crate::id::{NodeId, SessionId, ShardId};
 use crate::shards::Host;
 use crate::time::{Moment, Span};
 use crate::wire;
@@ -160,7 +159,7 @@ fn announce<H: Host>(shared: &Arc<Shared<H>>, joined: &Joined, now: Moment) {
     if !due(core.announcing, now, AGAIN) {
         return;
     }
-    core.announced.retain(|shard, told| cold_tenure(&facts.authority, *shard) == Some(*told));
+    core.announced.retain(|shard, told| facts.authority.cold_tenure(*shard) == Some(*told));
     let mut owed: BTreeMap<NodeId, Vec<(Announcement, SessionId)>> = BTreeMap::new();
     for (shard, holder, epoch) in facts.authority.cold_tenures() {
         if core.announced.get(&shard) == Some(&(holder, epoch)) {
@@ -245,14 +244,6 @@ pub(super) fn take<H: Host>(shared: &Shared<H>, announce: &Announce) -> Heard {
         shared.wake.notify_one();
     }
     Heard(heard)
-}
-
-/// The session that started `shard` cold and holds it, and the epoch of its claim.
-fn cold_tenure(authority: &crate::authority::Authority, shard: ShardId) -> Option<(SessionId, Epoch)> {
-    match authority.holding(shard)? {
-        Holding::Held { session, epoch, basis: Basis::Cold } => Some((session, epoch)),
-        _ => None,
-    }
 }
 
 /// Asks the leader to take this node out of the ring, until nothing is left here. `false` when there is no heir.

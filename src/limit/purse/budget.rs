@@ -17,7 +17,8 @@ use super::{AHEAD, GAP, Haste, REPORT};
 /// How long a purse that nobody asks keeps what it holds: short against a period, long against the pauses of a caller that works.
 const IDLE: Span = Span::from_secs(10);
 
-/// Which part of a budget is its last: what of it is left may be asked for request by request.
+/// Which part of a budget is its last: what of it is left may be asked for request by request, and gateways report at once what they free
+/// of it.
 const LAST_PART: u64 = 100;
 
 /// How many requests of the largest size are the last of a small budget.
@@ -30,6 +31,14 @@ pub struct Left {
     pub units: u64,
     /// Of how much.
     pub of: u64,
+}
+
+impl Left {
+    /// How much of it is its last part.
+    #[must_use]
+    pub const fn last(self) -> u64 {
+        self.of / LAST_PART
+    }
 }
 
 /// One session's purse of one budget, period and lane.
@@ -202,7 +211,7 @@ impl BudgetPurse {
     /// Whether little is left of the budget.
     fn is_last(&self, now: Moment) -> bool {
         let few = self.asked.largest(now).saturating_mul(LAST_REQUESTS);
-        self.left.units.saturating_add(self.held) < (self.left.of / LAST_PART).max(few)
+        self.left.units.saturating_add(self.held) < self.left.last().max(few)
     }
 
     fn surplus(&self, now: Moment) -> u64 {

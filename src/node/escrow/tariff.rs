@@ -46,9 +46,6 @@ pub struct BudgetStanding {
     pub resets: i64,
 }
 
-/// Which part of a budget is so little that gateways report at once what they free of it.
-const LAST_PART: u64 = 100;
-
 /// What this node knows of the agreed state and of the day.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
@@ -191,8 +188,8 @@ impl Known {
 
     /// Whether little is left of an account: what is freed of it is waited for.
     pub(crate) fn is_last(&self, account: &Account) -> bool {
-        let Left { units, of } = self.left(account);
-        units < of / LAST_PART
+        let left = self.left(account);
+        left.units < left.last()
     }
 
     /// Whether the account's period is the current one of its budget.

@@ -6,13 +6,10 @@
 //!   after the one before;
 //! - of a scarce pool and the last of a budget each round has one, and whoever waits for that last is waited with for [`LAST`] at most.
 
-use crate::limit::{Haste, Moment, Span};
+use crate::limit::{Haste, Moment, ROUND, Span};
 
 /// How far apart commands are that nobody waits for.
 const CALM: Span = Span::from_secs(1);
-
-/// How far apart they are while something scarce is divided.
-const ROUND: Span = Span::from_millis(250);
 
 /// How far apart they are while requests wait for the last of a budget.
 const LAST: Span = Span::from_millis(40);

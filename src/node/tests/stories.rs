@@ -225,9 +225,7 @@ async fn whenever_its_gateway_is_suspended_no_grant_is_used_that_the_clock_showe
 #[tokio::test(start_paused = true)]
 async fn a_gateway_without_a_lease_asks_nobody() {
     let mut world = World::of(2, HUNDRED);
-    let place = world.members.iter().position(|member| member.id == world.other().id).unwrap();
-    let mut member = world.members.remove(place);
-    member.loses_its_lease(&world);
+    let member = world.other_without_lease();
     let asked = world.network.asked.load(Ordering::Relaxed);
     let began = crate::clock::timer_now();
     assert_eq!(world.refused(&member, 1).await, Denial::Unavailable);
@@ -240,9 +238,7 @@ async fn a_gateway_without_a_lease_asks_nobody() {
 #[tokio::test(start_paused = true)]
 async fn a_key_that_was_revoked_while_its_request_waited_for_a_lease_is_refused() {
     let mut world = World::of(2, HUNDRED);
-    let place = world.members.iter().position(|member| member.id == world.other().id).unwrap();
-    let mut member = world.members.remove(place);
-    member.loses_its_lease(&world);
+    let mut member = world.other_without_lease();
     let (node, principal) = (member.node.clone(), world.principal.clone());
     let asking = tokio::spawn(async move { ask(node, principal, 30).await });
     pass(Duration::from_millis(300)).await;
@@ -314,9 +310,7 @@ async fn a_caller_that_vanishes_while_its_request_is_on_the_way_leaves_nothing_b
 async fn the_policy_may_let_through_what_nobody_can_decide_and_nothing_else() {
     let mut world = World::of(2, &format!("{HUNDRED}, on_unavailable: admit"));
     assert!(matches!(world.refused(world.other(), 200).await, Denial::Never { .. }));
-    let place = world.members.iter().position(|member| member.id == world.other().id).unwrap();
-    let mut member = world.members.remove(place);
-    member.loses_its_lease(&world);
+    let member = world.other_without_lease();
     let guard = world.hold(&member, 30).await;
     assert!(
         member.node.render_metrics().contains("tollgate_tokens_unenforced_total{reason=\"unavailable\"} 30")

@@ -341,6 +341,15 @@ impl World {
         self.members.iter().find(|member| member.id != owner).unwrap()
     }
 
+    /// That one, from now on beside the others and without a lease.
+    pub fn other_without_lease(&mut self) -> Member {
+        let id = self.other().id;
+        let place = self.members.iter().position(|member| member.id == id).unwrap();
+        let mut member = self.members.remove(place);
+        member.loses_its_lease(self);
+        member
+    }
+
     /// These happen to the next questions, one each.
     pub fn faults(&self, faults: impl IntoIterator<Item = Fault>) {
         self.network.faults.lock().unwrap().extend(faults);
