@@ -21,6 +21,7 @@ fn meter(dialect: Dialect, drop_usage_chunk: bool) -> StreamMeter {
         expected_choices: 1,
         drop_usage_chunk,
         count: Arc::new(|text| text.len() as u64 / 4),
+        phase: 0,
     })
 }
 

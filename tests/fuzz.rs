@@ -45,6 +45,7 @@ fn play(shape: Shape, drop_usage_chunk: bool, pieces: &[&[u8]], end: StreamEnd) 
         expected_choices: 2,
         drop_usage_chunk,
         count: Arc::new(|text| text.len() as u64),
+        phase: 0,
     });
     let mut relayed = Vec::new();
     for piece in pieces {

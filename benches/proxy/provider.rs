@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 const CHUNK_EVERY: Duration = Duration::from_millis(20);
 
@@ -15,8 +16,9 @@ const CHUNK_EVERY: Duration = Duration::from_millis(20);
 pub const MARK: u8 = b'~';
 pub const STAMP: usize = 20;
 
-const CHUNK_HEAD: &str = r#"data: {"id":"chatcmpl-B9MBs8CjcvOU2jLn4n570","object":"chat.completion.chunk","created":1741569952,"model":"gpt-5","choices":[{"index":0,"delta":{"content":" word "#;
-const CHUNK_TAIL: &str = "\"},\"finish_reason\":null}]}\n\n";
+/// The stamp is in the id: a provider sends a token at a time, and what is not in the text is not counted.
+const CHUNK_HEAD: &str = r#"data: {"id":"chatcmpl-B9MBs8"#;
+const CHUNK_TAIL: &str = r#"","object":"chat.completion.chunk","created":1741569952,"model":"gpt-5","service_tier":"default","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}"#;
 
 static STREAMS: AtomicU64 = AtomicU64::new(0);
 
@@ -68,6 +70,15 @@ fn whole_answer() -> Vec<u8> {
     .into_bytes()
 }
 
+/// When a new stream has its first chunk. Streams take turns at the milliseconds between two chunks, counted from when the process began and
+/// not from when they were opened: a proxy that opens them at another pace would else have other bursts.
+fn first_chunk() -> Instant {
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let place = STREAMS.fetch_add(1, Ordering::Relaxed) % CHUNK_EVERY.as_millis() as u64;
+    let rounds = BEGAN.elapsed().as_millis() / CHUNK_EVERY.as_millis() + 1;
+    *BEGAN + CHUNK_EVERY * rounds as u32 + Duration::from_millis(place)
+}
+
 /// Sends until the connection breaks: the load decides when a stream has been long enough.
 async fn stream_answer(mut stream: TcpStream) -> io::Result<()> {
     stream
@@ -75,15 +86,12 @@ async fn stream_answer(mut stream: TcpStream) -> io::Result<()> {
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n",
         )
         .await?;
-    // Spread evenly over the time between two chunks, whoever opens the streams however fast.
-    let place = STREAMS.fetch_add(1, Ordering::Relaxed) % CHUNK_EVERY.as_millis() as u64;
-    tokio::time::sleep(Duration::from_millis(place)).await;
-    let mut ticks = tokio::time::interval(CHUNK_EVERY);
+    let mut ticks = tokio::time::interval_at(first_chunk(), CHUNK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
         let sent = tollgate::clock::now().as_nanos();
-        let event = format!("{CHUNK_HEAD}~{sent:020}{CHUNK_TAIL}");
+        let event = format!("{CHUNK_HEAD}~{sent:020}{CHUNK_TAIL}\n\n");
         stream.write_all(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes()).await?;
     }
 }

@@ -40,6 +40,9 @@ pub struct StreamMeterOptions {
     pub drop_usage_chunk: bool,
     /// Counts the text as it passes, for the streams whose end is never seen.
     pub count: CountTokens,
+    /// Where in a piece of text that is counted at once the stream begins, in 256ths: by chance, so that streams that began together are
+    /// not all counted together.
+    pub phase: u8,
 }
 
 /// How the connection to the provider ended.
@@ -79,7 +82,7 @@ enum Frames {
 impl StreamMeter {
     /// A meter for a stream of which nothing has been read.
     pub fn new(options: StreamMeterOptions) -> Self {
-        let StreamMeterOptions { shape, expected_choices, drop_usage_chunk, count } = options;
+        let StreamMeterOptions { shape, expected_choices, drop_usage_chunk, count, phase } = options;
         Self {
             frames: match shape {
                 Shape::GeminiArray => Frames::Elements(Box::default()),
@@ -88,7 +91,7 @@ impl StreamMeter {
             },
             reading: Reading {
                 reported: Reported::nothing(shape),
-                progress: Progress::new(expected_choices, Tally::new(count)),
+                progress: Progress::new(expected_choices, Tally::new(count, phase)),
                 end_marker_seen: false,
                 error_seen: false,
                 missed_something: false,

@@ -14,12 +14,17 @@ const PIECE: usize = 512;
 pub(super) struct Tally {
     count: CountTokens,
     waiting: String,
+    /// How long the piece that waits may become, in bytes: from the second on, [`PIECE`].
+    room: usize,
     counted: u64,
 }
 
 impl Tally {
-    pub fn new(count: CountTokens) -> Self {
-        Self { count, waiting: String::new(), counted: 0 }
+    /// `phase` is where in a piece the stream begins: the first piece is so many bytes shorter, of [`PIECE`] at most. To count a piece takes
+    /// as long as to relay several chunks, and streams that began together and flow alike would all be counted at the same chunk.
+    pub fn new(count: CountTokens, phase: u8) -> Self {
+        let room = PIECE - PIECE * usize::from(phase) / (usize::from(u8::MAX) + 1);
+        Self { count, waiting: String::new(), room, counted: 0 }
     }
 
     pub fn add(&mut self, mut text: &str) {
@@ -27,7 +32,7 @@ impl Tally {
             self.waiting.reserve_exact(PIECE);
         }
         loop {
-            let room = PIECE - self.waiting.len();
+            let room = self.room - self.waiting.len();
             if text.len() <= room {
                 self.waiting.push_str(text);
                 return;
@@ -36,10 +41,11 @@ impl Tally {
             self.waiting.push_str(&text[..cut]);
             text = &text[cut..];
             // Not before the second half: short pieces would be many, and each has its own cost.
-            let space = self.waiting.rfind(' ').filter(|at| *at >= PIECE / 2).unwrap_or(self.waiting.len());
-            let rest = self.waiting.split_off(space);
-            self.counted = self.total();
-            self.waiting = rest;
+            let space =
+                self.waiting.rfind(' ').filter(|at| *at >= self.room / 2).unwrap_or(self.waiting.len());
+            self.counted = self.with(&self.waiting[..space]);
+            self.waiting.drain(..space);
+            self.room = PIECE;
         }
     }
 
@@ -51,8 +57,11 @@ impl Tally {
 
     /// Tokens in all the text so far.
     pub fn total(&self) -> u64 {
-        let waiting = if self.waiting.is_empty() { 0 } else { (self.count)(&self.waiting) };
-        self.counted.saturating_add(waiting)
+        self.with(&self.waiting)
+    }
+
+    fn with(&self, piece: &str) -> u64 {
+        self.counted.saturating_add(if piece.is_empty() { 0 } else { (self.count)(piece) })
     }
 }
 
@@ -77,18 +86,42 @@ mod tests {
     fn words_with_spaces_between_them_are_counted_as_in_one_piece() {
         let text = " It was the best of tokens, it was the worst of tokens.".repeat(200);
         let whole = count_text(&text, Encoding::O200k);
-        for chunk in [1, 6, 7, 100, 5_000] {
-            let mut tally = Tally::new(Arc::new(|text| count_text(text, Encoding::O200k)));
+        for (chunk, phase) in [(1, 0), (6, 0), (7, 1), (100, 100), (5_000, 200)] {
+            let mut tally = Tally::new(Arc::new(|text| count_text(text, Encoding::O200k)), phase);
             text.as_bytes().chunks(chunk).for_each(|chunk| tally.add(std::str::from_utf8(chunk).unwrap()));
-            assert_eq!(tally.total(), whole, "in chunks of {chunk}");
+            assert_eq!(tally.total(), whole, "in chunks of {chunk}, phase {phase}");
         }
     }
 
     #[test]
     fn text_without_spaces_is_cut_and_nothing_is_lost() {
         let text = "あ".repeat(1_000);
-        let mut tally = Tally::new(Arc::new(|text| text.chars().count() as u64));
-        tally.add(&text);
-        assert_eq!(tally.total(), 1_000);
+        for phase in 0..=u8::MAX {
+            let mut tally = Tally::new(Arc::new(|text| text.chars().count() as u64), phase);
+            tally.add(&text);
+            assert_eq!((tally.total(), tally.memory()), (1_000, PIECE), "phase {phase}");
+        }
+    }
+
+    #[test]
+    fn streams_that_flow_alike_are_counted_at_different_chunks() {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let began: Vec<u64> = (0..=u8::MAX)
+            .map(|phase| {
+                let pieces = Arc::new(AtomicU64::new(0));
+                let seen = pieces.clone();
+                let mut tally = Tally::new(Arc::new(move |_| seen.fetch_add(1, Ordering::Relaxed)), phase);
+                // Of 26 bytes: twenty of them are more than a piece.
+                let chunk = |_: &u64| {
+                    tally.add(" a chunk like all the rest");
+                    pieces.load(Ordering::Relaxed) > 0
+                };
+                (1..=20).find(chunk).unwrap()
+            })
+            .collect();
+        for chunk in 1..=20 {
+            let together = began.iter().filter(|at| **at == chunk).count();
+            assert!(together <= 14, "{together} of 256 streams are counted with chunk {chunk}");
+        }
     }
 }

@@ -479,6 +479,7 @@ impl Node {
             ("open_numbers", stats.open),
             ("closing", self.closing().len()),
             ("ended_unreported", self.closing().remembered()),
+            ("idle_connections", self.snapshot.load().upstreams.idle_connections()),
         ];
         for (map, entries) in maps {
             self.metrics.held.get_or_create_owned(&vec![("map", map.to_owned())]).set(gauge(entries));

@@ -234,6 +234,7 @@ impl MeteredStream {
             expected_choices: choices,
             drop_usage_chunk: drop_usage && upstream.include_usage,
             count: Arc::new(move |text| count_text(text, encoding)),
+            phase: rand::random(),
         });
         let unread = shape == Shape::Opaque;
         let now = crate::clock::timer_now();

@@ -192,6 +192,12 @@ impl Upstreams {
         self.iter().any(|upstream| upstream.secret_file().is_some() && upstream.secret_has_changed())
     }
 
+    /// Connections to all of them that wait for a request.
+    #[must_use]
+    pub fn idle_connections(&self) -> usize {
+        self.iter().map(|upstream| upstream.client.idle_connections()).sum()
+    }
+
     /// All of them, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Upstream>> {
         self.0.values()

@@ -149,6 +149,11 @@ impl Client {
         }
     }
 
+    /// Connections that wait for a request; a shared one is never idle for long.
+    pub fn idle_connections(&self) -> usize {
+        self.pool.idle().own.len()
+    }
+
     /// Whether the next request goes over a shared connection that is open.
     #[cfg(test)]
     pub(super) fn shares_a_connection(&self) -> bool {

@@ -90,10 +90,14 @@ async fn a_connection_serves_one_request_after_another() {
     let (answer, mut socket) = played.asked_anew(WHOLE).await;
     assert_eq!(text(answer).await, "hi");
     for said in [CHUNKED, WHOLE, CHUNKED, "HTTP/1.1 204 No Content\r\n\r\n", WHOLE] {
+        assert_eq!(played.client.idle_connections(), 1);
         let answer = played.asked_again(&mut socket, said).await;
         let expected = if answer.status() == 204 { "" } else { "hi" };
         assert_eq!(text(answer).await, expected, "{said}");
     }
+    let under_way = played.asked_again(&mut socket, STREAM).await;
+    assert_eq!(played.client.idle_connections(), 0);
+    drop(under_way);
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ fn options(shape: impl Into<Shape>) -> StreamMeterOptions {
         expected_choices: 1,
         drop_usage_chunk: false,
         count: Arc::new(|text| text.len() as u64),
+        phase: 0,
     }
 }
 
