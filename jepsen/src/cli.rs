@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::checker::Outcome;
 use crate::cluster::Options;
@@ -33,7 +33,7 @@ struct Cli {
 enum Command {
     /// Twelve faults in at most six minutes, one of each kind that matters most
     Smoke(Common),
-    /// All faults in random order and length, for hours
+    /// All faults and all traffic, in random order and length, for hours; with five nodes the ring of majorities too
     Soak {
         /// For how long; a fraction is allowed
         #[arg(long, value_name = "H")]
@@ -100,9 +100,9 @@ struct Common {
     /// Nodes of the cluster
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(3..=9))]
     nodes: u8,
-    /// What callers do
-    #[arg(long, value_enum, default_value_t = Workload::All)]
-    workload: Workload,
+    /// What callers do [default: all; of a soak, everything]
+    #[arg(long, value_enum)]
+    workload: Option<Workload>,
     /// What a saturated tenant may have, in requests a second [default: 40; of the smoke, 150]
     #[arg(long)]
     rate: Option<u64>,
@@ -133,41 +133,10 @@ const SMOKE: [(Nemesis, Option<Role>, u32); 12] = [
     (Nemesis::JoinLeave, None, 20),
 ];
 
-/// Those that a soak draws from: all that three nodes can bear, and the hidden pause, which is bounded only, not.
-const SOAK: &[Nemesis] = &[
-    Nemesis::Partition,
-    Nemesis::PartitionReset,
-    Nemesis::PartitionOneWay,
-    Nemesis::PartitionBridge,
-    Nemesis::Loss,
-    Nemesis::Jitter,
-    Nemesis::Duplicate,
-    Nemesis::Mess,
-    Nemesis::GossipOnly,
-    Nemesis::TcpOnly,
-    Nemesis::ClientsOnly,
-    Nemesis::Kill,
-    Nemesis::KillAll,
-    Nemesis::Succession,
-    Nemesis::Restart,
-    Nemesis::Pause,
-    Nemesis::Starve,
-    Nemesis::Descriptors,
-    Nemesis::WallJump,
-    Nemesis::Slew,
-    Nemesis::Drift,
-    Nemesis::Suspend,
-    Nemesis::DiskEio,
-    Nemesis::DiskFull,
-    Nemesis::DiskSlow,
-    Nemesis::DiskHung,
-    Nemesis::Torn,
-    Nemesis::Wipe,
-    Nemesis::SameIdWipe,
-    Nemesis::Rolling,
-    Nemesis::JoinLeave,
-    Nemesis::PolicyEdit,
-];
+/// Those that a soak draws from: all that so many nodes can bear.
+fn of_a_soak(nodes: u8) -> Vec<Nemesis> {
+    Nemesis::value_variants().iter().copied().filter(|nemesis| nodes >= 5 || !nemesis.needs_five()).collect()
+}
 
 /// What a saturated tenant may have in a smoke, in requests a second: so that there are enough admissions.
 const SMOKE_RATE: u64 = 150;
@@ -216,16 +185,17 @@ fn perform(command: Command) -> Result<Outcome, String> {
             (order.admissions, order.patience) = (SMOKE_ADMISSIONS, SMOKE_PATIENCE);
             conclude(order)
         }
-        Command::Soak { hours, common } => {
+        Command::Soak { hours, mut common } => {
+            common.workload.get_or_insert(Workload::Everything);
             let lasting = Duration::try_from_secs_f64(hours * 3600.0)
                 .map_err(|error| format!("--hours {hours}: {error}"))?;
             let count = lasting.as_secs().div_ceil(SOAK_WINDOW.as_secs()) as usize;
-            let mut chance = Random::new(common.seed).fork(7);
+            let (mut chance, kinds) = (Random::new(common.seed).fork(7), of_a_soak(common.nodes));
             let mut bag = Vec::new();
             let faults = (0..count).map(|_| {
                 // Every kind once before any comes again.
                 if bag.is_empty() {
-                    bag = SOAK.to_vec();
+                    bag.clone_from(&kinds);
                 }
                 let place = chance.below(bag.len() as u64) as usize;
                 bag.swap_remove(place)
@@ -234,6 +204,7 @@ fn perform(command: Command) -> Result<Outcome, String> {
             order.lasting = Some(lasting);
             order.windows = (lasting.as_secs() / SOAK_EACH.as_secs()).max(1) as usize;
             order.admissions = order.windows * 200;
+            order.kinds = kinds;
             conclude(order)
         }
         Command::One { nemesis, windows, role, length, common } => {
@@ -274,7 +245,8 @@ fn order(
             .to_owned());
     }
     let binary = binary(common.binary.as_deref())?;
-    let python = (common.workload == Workload::Sdk).then(sdk::python).transpose()?;
+    let workload = common.workload.unwrap_or(Workload::All);
+    let python = workload.takes_python().then(sdk::python).transpose()?;
     let folder = common.folder.clone().unwrap_or_else(|| {
         let name = format!("{name}-{}", common.seed);
         PathBuf::from("target/jepsen").join(name)
@@ -287,7 +259,7 @@ fn order(
     Ok(Order {
         seed: common.seed,
         nodes: common.nodes,
-        workload: common.workload,
+        workload,
         rate: common.rate.unwrap_or(40),
         role: None,
         each: Vec::new(),
@@ -297,6 +269,7 @@ fn order(
         admissions: (faults.len().max(1)) * 200,
         patience: Duration::ZERO,
         windows: faults.len(),
+        kinds: Vec::new(),
         lasting: None,
         faults,
         python,

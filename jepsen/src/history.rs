@@ -77,6 +77,9 @@ pub struct Plan {
     pub audited: bool,
     /// The fault windows that must have been there.
     pub windows: usize,
+    /// Kinds of faults each of which must have been there; with any, each tenant must have been asked for.
+    #[serde(default)]
+    pub kinds: Vec<String>,
     /// The admissions that must have been there.
     pub admissions: usize,
     /// The workload, by name.

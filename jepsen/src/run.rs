@@ -37,6 +37,8 @@ pub struct Order {
     pub faults: Vec<Nemesis>,
     /// How many of them there must be: all, but where time decides.
     pub windows: usize,
+    /// Faults each of which must have been there, and under traffic of each tenant.
+    pub kinds: Vec<Nemesis>,
     /// No fault begins later than this after the callers; for ever, if not said.
     pub lasting: Option<Duration>,
     /// Whom all of them strike, if not whom chance says.
@@ -90,6 +92,7 @@ pub fn run(order: Order) -> Result<(), String> {
         binary: order.options.binary.display().to_string(),
         audited: order.options.audit,
         windows: order.windows,
+        kinds: order.kinds.iter().map(|nemesis| nemesis.name()).collect(),
         admissions: order.admissions,
         workload: order.workload.name(),
     };

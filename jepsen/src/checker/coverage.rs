@@ -1,5 +1,7 @@
 //! Coverage: a run in which little happened proves little. What was planned must have happened, and under traffic.
 
+use std::collections::BTreeSet;
+
 use super::Verdict;
 use crate::history::{History, Outcome};
 
@@ -30,6 +32,17 @@ pub fn check(history: &History) -> Verdict {
         if window.what.contains("met 0 times") {
             missing.push(format!("{} was never met", window.nemesis));
         }
+    }
+    for kind in &plan.kinds {
+        if !history.windows.iter().any(|window| window.nemesis == *kind) {
+            missing.push(format!("{kind} never happened"));
+        }
+    }
+    if !plan.kinds.is_empty() {
+        let admitted = history.attempts.iter().filter(|attempt| attempt.outcome == Outcome::Admitted);
+        let served: BTreeSet<&str> = admitted.map(|attempt| attempt.tenant.as_str()).collect();
+        let idle = plan.tenants.keys().filter(|tenant| !served.contains(tenant.as_str()));
+        missing.extend(idle.map(|tenant| format!("nothing of {tenant} was admitted")));
     }
     if missing.is_empty() {
         Verdict::Valid(format!("{} faults, {admitted} admitted, {refused} refused", history.windows.len()))

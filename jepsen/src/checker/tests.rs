@@ -41,6 +41,7 @@ fn sound() -> History {
             binary: "tollgate".to_owned(),
             audited: true,
             windows: 1,
+            kinds: Vec::new(),
             admissions: 100,
             workload: "all".to_owned(),
         },
@@ -661,6 +662,14 @@ fn a_second_cluster_is_seen() {
 fn what_did_not_happen_was_not_kept() {
     assert_eq!(after(|history| history.plan.windows = 2), ["coverage"]);
     assert_eq!(after(|history| history.plan.admissions = 1_000_000), ["coverage"]);
+    let asked = |kinds: &[&str]| kinds.iter().map(|kind| (*kind).to_owned()).collect();
+    assert!(after(|history| history.plan.kinds = asked(&["kill"])).is_empty());
+    assert_eq!(after(|history| history.plan.kinds = asked(&["kill", "frozen"])), ["coverage"]);
+    let nobody = after(|history| {
+        history.plan.kinds = asked(&["kill"]);
+        history.plan.tenants.insert("sdk0".to_owned(), SLOTS);
+    });
+    assert_eq!(nobody, ["coverage"]);
     let idle =
         after(|history| history.attempts.retain(|attempt| attempt.inv < KILLED || attempt.inv > STARTED));
     assert_eq!(idle, ["coverage"]);

@@ -52,8 +52,10 @@ pub enum Workload {
     Sdk,
     /// `saturating` and `drained`: what any limiter of requests can be asked.
     Refilling,
-    /// All of them, each with tenants of its own.
+    /// All of them but `sdk`, each with tenants of its own.
     All,
+    /// `all` and `sdk`.
+    Everything,
 }
 
 impl Workload {
@@ -74,6 +76,7 @@ impl Workload {
                     Self::Rotation,
                 ]
             }
+            Self::Everything => [Self::All.groups(), vec![Self::Sdk]].concat(),
             Self::Refilling => vec![Self::Saturating, Self::Drained],
             one => vec![one],
         }
@@ -109,6 +112,11 @@ impl Workload {
         tenants.keys().filter(|name| name.starts_with(Self::Sdk.prefix())).cloned().collect()
     }
 
+    /// Whether applications with an official SDK ask.
+    pub fn takes_python(self) -> bool {
+        self.groups().contains(&Self::Sdk)
+    }
+
     /// What each key may have that is made and revoked, if any is.
     pub fn of_a_key(self) -> Option<Bucket> {
         self.groups().contains(&Self::Rotation).then_some(rotation::OF_A_KEY)
@@ -120,7 +128,7 @@ impl Workload {
             Self::Drained | Self::IdleBurst | Self::MoveBurst | Self::InFlight => 3,
             Self::Streams | Self::Metered | Self::Held | Self::Rotation | Self::Sdk => 2,
             Self::Budgets => budgets::LIMITS.len(),
-            Self::Refilling | Self::All => 0,
+            Self::Refilling | Self::All | Self::Everything => 0,
         }
     }
 
@@ -138,7 +146,7 @@ impl Workload {
             Self::Budgets => "budget",
             Self::Rotation => "rotated",
             Self::Sdk => "sdk",
-            Self::Refilling | Self::All => "",
+            Self::Refilling | Self::All | Self::Everything => "",
         }
     }
 
@@ -152,7 +160,9 @@ impl Workload {
             budget: None,
         };
         match self {
-            Self::Saturating | Self::Refilling | Self::All => bucket((refilled_in_lease / 10).max(1), rate),
+            Self::Saturating | Self::Refilling | Self::All | Self::Everything => {
+                bucket((refilled_in_lease / 10).max(1), rate)
+            }
             Self::Drained | Self::IdleBurst | Self::MoveBurst | Self::Held => bucket(40, 2),
             Self::Streams | Self::Budgets => bucket(20, 20),
             Self::Rotation => bucket(10_000, 1_000),
@@ -328,6 +338,8 @@ impl One {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
 
     #[test]
@@ -337,5 +349,15 @@ mod tests {
         assert_eq!((limits.burst, limits.per_minute), (6, 2400), "a tenth of what a lease refills");
         assert_eq!(Workload::All.saturated(&tenants).len(), 6 + 3);
         assert_eq!(tenants.len(), 6 + 3 + 3 + 3 + 2 + 3 + 2 + 2 + 3 + 2);
+    }
+
+    #[test]
+    fn everything_leaves_no_group_out() {
+        let single = |workload: &&Workload| workload.count() > 0;
+        let groups: Vec<Workload> = Workload::value_variants().iter().filter(single).copied().collect();
+        let mut everything = Workload::Everything.groups();
+        everything.sort_by_key(|group| groups.iter().position(|other| other == group));
+        assert_eq!(everything, groups);
+        assert!(Workload::Everything.takes_python() && !Workload::All.takes_python());
     }
 }
