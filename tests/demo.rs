@@ -13,8 +13,10 @@ use support::process::{temporary_directory, tollgate};
 use tempfile::TempDir;
 
 /// What can be made to be refused from outside while all nodes are well.
-const REFUSALS: [&str; 16] = [
+const REFUSALS: [&str; 19] = [
     "already_dispatched",
+    "budget_exhausted",
+    "deferred",
     "global_capacity",
     "idempotency_in_progress",
     "inflight_limit_exceeded",
@@ -29,6 +31,7 @@ const REFUSALS: [&str; 16] = [
     "request_too_large",
     "request_too_large_for_limit",
     "tenant_rate_limit_exceeded",
+    "tenant_suspended",
     "unauthenticated",
 ];
 
@@ -89,6 +92,26 @@ async fn the_demo_balances_over_three_nodes_and_says_so_to_a_program() {
     assert_eq!(report["tenants"]["t20"]["tier"], "enterprise");
     assert!(!report["aborted"].as_array().unwrap().is_empty(), "nobody left in the middle: {report:#}");
     assert!(report["seconds"].is_f64(), "{report:#}");
+
+    // Each budget stands where the same requests take it each time.
+    let budgets = report["budgets"].as_array().unwrap();
+    let seen: Vec<_> = budgets
+        .iter()
+        .map(|budget| {
+            let number =
+                |name: &str| budget[name].as_u64().unwrap_or_else(|| panic!("no {name}: {budget:#}"));
+            let counts = [number("used"), number("requests_refused"), number("requests_degraded")];
+            (budget["tenant"].as_str().unwrap(), counts, budget["thresholds_told"].as_array().unwrap().len())
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [("allowance", [933, 1, 0], 2), ("frugal", [6_186, 1, 2], 2), ("patient", [311, 1, 0], 0),]
+    );
+    assert_eq!((&report["alerts"]["crossings"], &report["alerts"]["calls"]), (&4.into(), &5.into()));
+    let narrow = report["pools"].as_array().unwrap().iter().find(|pool| pool["pool"] == "narrow").unwrap();
+    assert!(narrow["refused"].as_u64() > Some(0), "{narrow:#}");
+    assert!(number("ledger_rows") == number("admitted"), "{report:#}");
 
     let nodes = report["nodes"].as_array().unwrap();
     assert_eq!(nodes.len(), 3, "{report:#}");

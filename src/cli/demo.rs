@@ -11,9 +11,9 @@ use crate::demo::{self, Stage, encore};
 
 const ABOUT: &str = "\
 Starts a simulated provider and a cluster of nodes in front of it on free ports of this machine, plays the busiest minute of a real
-sample of 40 tenants through real HTTP (streams, callers that leave, a provider that fails, every way to be refused), each request
-at the next node, and compares what the nodes charged with what the provider billed, request by request. Nothing leaves this machine,
-and no key is needed.";
+sample of 40 tenants through real HTTP (streams, callers that leave, a provider that fails, budgets that run out, every way to be
+refused), each request at the next node, and compares what the nodes charged with what the provider billed, request by request.
+Nothing leaves this machine, and no key is needed.";
 
 /// Arguments of `tollgate demo`.
 #[derive(Debug, clap::Args)]

@@ -8,8 +8,11 @@
 //! - `nothing_unknown`: every bill belongs to a decision, and every refusal is counted once and by its name;
 //! - `everyone_took_part`: each tenant has an owner; whatever a node let through was decided by itself or by another node, and where
 //!   there are others, both occurred;
+//! - what all nodes agree on, budgets and pools among it, has laws of its own: see `agreed`;
 //! - `nothing_left`: no request in flight, no reservation open;
 //! - `nothing_idle`: refunds, overage and every refusal that was provoked did occur, or the play has shown nothing.
+
+mod agreed;
 
 use std::collections::BTreeMap;
 
@@ -47,6 +50,7 @@ pub(super) fn audit(evidence: &Evidence, took: Span) -> Report {
         end_of(id, decision, bills.get(id).copied(), evidence, &mut report);
     }
     decisions_add_up(evidence, &mut report);
+    agreed::audit(evidence, &mut report);
     nothing_left(evidence, &mut report);
     nothing_idle(&mut report);
     report.balanced = report.problems.is_empty();
@@ -76,16 +80,18 @@ fn requests(evidence: &Evidence, report: &mut Report) {
     }
     let idle = evidence.tiers.iter().filter(|(tenant, _)| !report.tenants.contains_key(tenant));
     report.idle_tenants = idle.count() as u64;
-    let decisions = "tollgate_decisions_total";
-    let admitted = evidence.metrics.sum(decisions, &[("outcome", "admitted")]);
+    let admitted = evidence.metrics.admitted();
     if admitted != report.admitted {
         report
             .problems
             .push(format!("callers saw {} requests admitted, the nodes count {admitted}", report.admitted));
     }
-    let mut refusals = evidence.metrics.by("reason", decisions, &[("outcome", "denied")]);
-    for (reason, count) in evidence.metrics.by("reason", decisions, &[("outcome", "error")]) {
-        *refusals.entry(reason).or_default() += count;
+    let mut refusals = BTreeMap::new();
+    for outcome in ["denied", "deferred", "error"] {
+        let counted = evidence.metrics.by("reason", "tollgate_decisions_total", &[("outcome", outcome)]);
+        for (reason, count) in counted {
+            *refusals.entry(reason).or_default() += count;
+        }
     }
     if refusals != report.refusals {
         report
@@ -97,7 +103,7 @@ fn requests(evidence: &Evidence, report: &mut Report) {
 /// A caller that left before an answer had begun has no id; the node held a reservation for it before it left.
 fn was_admitted(seen: &Seen, evidence: &Evidence) -> bool {
     match &seen.decision {
-        Some(id) => evidence.decisions.get(id).is_some_and(|decision| decision.outcome != "denied"),
+        Some(id) => evidence.decisions.get(id).is_some_and(|decision| !decision.is_refused()),
         None => seen.left_with.is_some(),
     }
 }
@@ -156,7 +162,7 @@ fn nodes(evidence: &Evidence, report: &mut Report) {
     let alone = evidence.nodes.len() == 1;
     for (place, says) in evidence.nodes.iter().enumerate() {
         let by_place = |place| says.metrics.sum("tollgate_owner_decisions_total", &[("place", place)]);
-        let admitted = says.metrics.sum("tollgate_decisions_total", &[("outcome", "admitted")]);
+        let admitted = says.metrics.admitted();
         let node = Node {
             node: says.id,
             callers: says.callers.clone(),
@@ -225,7 +231,7 @@ impl Bill {
 
 /// How one decision ended, against what the provider billed for it.
 fn end_of(id: &str, decision: &Decision, bill: Option<Bill>, evidence: &Evidence, report: &mut Report) {
-    if decision.outcome == "denied" {
+    if decision.is_refused() {
         if let Some(bill) = bill {
             report.problems.push(format!("{id} was refused, and billed all the same: {bill:?}"));
         }
@@ -316,7 +322,7 @@ fn aborted(
 /// The decisions, added up by tenant, are the books.
 fn decisions_add_up(evidence: &Evidence, report: &mut Report) {
     let mut sums: BTreeMap<&str, Tokens> = BTreeMap::new();
-    for decision in evidence.decisions.values().filter(|decision| decision.outcome == "admitted") {
+    for decision in evidence.decisions.values().filter(|decision| decision.is_debited()) {
         let sum = sums.entry(&decision.tenant).or_default();
         sum.reserved += decision.estimate.total;
         let Some(ending) = &decision.ending else { continue };
@@ -371,6 +377,9 @@ fn nothing_idle(report: &mut Report) {
         ("stream that its caller left", !report.aborted.is_empty()),
         ("reservation that ended at its estimate", !report.estimated.is_empty()),
         ("request without an enforced limit", report.unenforced_tokens > 0),
+        ("answer of a cheaper model", report.budgets.iter().any(|budget| budget.degraded > 0)),
+        ("crossing that was told again under its id", report.alerts.calls > report.alerts.crossings),
+        ("pool that refused", report.pools.iter().any(|pool| pool.refused > 0)),
     ];
     let refusals = REASONS.map(|reason| (reason, report.refusals.contains_key(reason)));
     for (what, _) in occurred.into_iter().chain(refusals).filter(|(_, occurred)| !occurred) {

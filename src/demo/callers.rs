@@ -44,6 +44,8 @@ pub(super) struct Call {
     sim: String,
     idempotency: Option<&'static str>,
     leave_after: Option<u64>,
+    /// The node that is asked; none: whichever is next.
+    node: Option<usize>,
 }
 
 impl Call {
@@ -57,7 +59,20 @@ impl Call {
             sim: String::new(),
             idempotency: None,
             leave_after: None,
+            node: None,
         }
+    }
+
+    /// Made at this node.
+    pub(super) fn at(mut self, node: usize) -> Self {
+        self.node = Some(node);
+        self
+    }
+
+    /// With a key that was made meanwhile.
+    pub(super) fn with_secret(mut self, key: &str) -> Self {
+        self.key = key.to_owned();
+        self
     }
 
     /// With another of the tenant's keys.
@@ -126,14 +141,16 @@ pub(super) struct Seen {
     pub node: usize,
     /// Whose request it was; empty for a key that nobody has.
     pub tenant: String,
-    /// The key it was made with.
-    pub key: String,
     /// The status; none if the caller left before there was one.
     pub status: Option<u16>,
     /// `x-tollgate-error`.
     pub code: Option<String>,
     /// `x-tollgate-decision`.
     pub decision: Option<String>,
+    /// `x-should-retry`.
+    pub should_retry: Option<String>,
+    /// `x-tollgate-degraded`: the cheaper model that has answered.
+    pub degraded: Option<String>,
     /// Tokens of the answer that had arrived when the caller left; none for one that stayed.
     pub left_with: Option<u64>,
 }
@@ -198,12 +215,17 @@ impl Callers {
 
     /// Makes a request and returns at the head of its answer; [`Callers::read`] notes it.
     pub(super) async fn open(&self, call: &Call) -> Result<Begun, String> {
-        self.open_at(self.next_node(), call).await
+        self.open_at(call.node.unwrap_or_else(|| self.next_node()), call).await
     }
 
     async fn open_at(&self, node: usize, call: &Call) -> Result<Begun, String> {
         let answer = self.client.send(call.request(self.url(node))?).await?;
         Ok(Begun { node, answer })
+    }
+
+    /// How many nodes there are.
+    pub(super) fn nodes(&self) -> usize {
+        self.urls.len()
     }
 
     fn next_node(&self) -> usize {
@@ -220,10 +242,11 @@ impl Callers {
         let mut seen = Seen {
             node,
             tenant: call.tenant.clone(),
-            key: call.key.clone(),
             status: Some(answer.status.as_u16()),
             code: answer.header("x-tollgate-error").map(str::to_owned),
             decision: answer.header("x-tollgate-decision").map(str::to_owned),
+            should_retry: answer.header("x-should-retry").map(str::to_owned),
+            degraded: answer.header("x-tollgate-degraded").map(str::to_owned),
             left_with: None,
         };
         match call.leave_after {
@@ -323,10 +346,11 @@ fn nothing_seen(call: &Call) -> Seen {
     Seen {
         node: 0,
         tenant: call.tenant.clone(),
-        key: call.key.clone(),
         status: None,
         code: None,
         decision: None,
+        should_retry: None,
+        degraded: None,
         left_with: None,
     }
 }

@@ -1,12 +1,13 @@
 //! An HTTP client as a caller has one: it sends a request once, and may leave before the answer is over.
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode, header};
+use http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
 
 /// The most of an answer that is read: the provider's list of a demo's requests has some hundred kilobytes.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -43,6 +44,31 @@ impl Client {
             StatusCode::NOT_FOUND => Ok(None),
             status => Err(format!("{url} answers {status}")),
         }
+    }
+
+    /// What an operator does: a request with the admin token, and a JSON body where there is one. The page that answers it, if it was done.
+    pub(super) async fn operate(
+        &self,
+        method: Method,
+        url: &str,
+        token: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, String> {
+        let problem = |problem: &dyn std::fmt::Display| format!("{method} {url}: {problem}");
+        let request = Request::builder()
+            .method(&method)
+            .uri(url)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::AUTHORIZATION, format!("Bearer {token}"))
+            .body(Full::from(body.map(Value::to_string).unwrap_or_default()))
+            .map_err(|error| problem(&error))?;
+        let answer = self.send(request).await?;
+        let status = answer.status;
+        let page = answer.rest().await?;
+        if !status.is_success() {
+            return Err(problem(&format!("{status}, {}", String::from_utf8_lossy(&page))));
+        }
+        serde_json::from_slice(&page).map_err(|error| problem(&error))
     }
 }
 

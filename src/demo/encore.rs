@@ -22,6 +22,7 @@ pub fn lines(stage: &Stage) -> String {
     let claude = post(last, "t00", MESSAGES, &body("claude-haiku-4-5", 50, ""));
     let rate = post("$node", "few-requests", CHAT, &body("gpt-5", 50, ""));
     let never = post(first, "tiny", CHAT, &body("gpt-5", 2_000, ""));
+    let spent = post(first, "allowance", CHAT, &body("gpt-5", 250, ""));
     let three: Vec<&str> = callers.iter().cycle().take(3).map(String::as_str).collect();
     let mut text = String::new();
     let mut show = |what: &str, lines: &str| {
@@ -44,6 +45,15 @@ pub fn lines(stage: &Stage) -> String {
         &format!("for node in {}; do {rate}; echo; done", three.join(" ")),
     );
     show("refused for ever: no request of this tenant may have more than 500 tokens", &never);
+    show("refused until the month ends: this tenant has used its budget up", &spent);
+    show(
+        "where the budgets and the pools stand, as all nodes have it",
+        &format!(
+            "TOLLGATE_ADMIN_TOKEN={token} {} budgets list --admin {admin}\n\
+             curl -s {admin}/v1/pools -H 'authorization: Bearer {token}'",
+            this_program()
+        ),
+    );
     show(
         "a tenant's own limits and what is left of them",
         &format!("curl -s {last}/tollgate/v1/me -H 'authorization: Bearer {mine}'"),

@@ -5,12 +5,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Stage;
-use super::callers::{Seen, key_of};
+use super::callers::{MAIN, Seen, key_of};
 use super::client::Client;
-use crate::limit::Books;
+use super::receiver::Told;
+use crate::control::terms;
+use crate::limit::{Books, BudgetKey};
+use crate::node::view::{cycle_name, unit_name};
+use crate::policy::Policy;
 use crate::simulated::{Row, Stats};
 
 /// How long what is still running may take to end. Nobody waits for it any more: it is what callers have left.
@@ -39,6 +44,78 @@ pub(super) struct Evidence {
     pub stats: Stats,
     /// Each tenant's tier, in the policy's order.
     pub tiers: Vec<(String, String)>,
+    /// The pools, as the cluster has them.
+    pub pools: Vec<PoolSays>,
+    /// What the ledgers of all nodes come to, by tenant.
+    pub ledger: BTreeMap<String, Used>,
+    /// What the receiver of alerts was told, call by call.
+    pub told: Vec<Told>,
+    /// What the policy says of each budget, under its name.
+    pub terms: BTreeMap<String, Terms>,
+    /// The pool of each model.
+    pub pool_of: BTreeMap<String, String>,
+    /// What a million tokens of a model cost, input and output, in millionths of a dollar: of each model that has a price.
+    pub prices: BTreeMap<String, (u64, u64)>,
+}
+
+/// What the policy says of a budget, in its unit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Terms {
+    /// What a cheaper model may use beyond its limit.
+    pub degraded: u64,
+    /// At which parts of the limit somebody is told, in millionths.
+    pub thresholds: Vec<u32>,
+}
+
+/// A budget, as `GET /v1/budgets` tells it. Amounts are in its unit.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct BudgetSays {
+    pub tenant: String,
+    pub cycle: String,
+    pub unit: String,
+    /// When its period began, in seconds since 1970.
+    pub period: i64,
+    pub limit: u64,
+    pub used: u64,
+    /// What nodes hold of it, for requests that run and for those to come.
+    pub escrow: u64,
+    pub overage: u64,
+    pub degraded: u64,
+}
+
+/// What `GET /v1/budgets` tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct BudgetsSay {
+    pub budgets: Vec<BudgetSays>,
+    /// Crossings that the receiver has not taken yet.
+    pub alerts_waiting: u64,
+}
+
+/// A pool, as `GET /v1/pools` tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct PoolSays {
+    pub id: String,
+    pub levels: Vec<LevelSays>,
+}
+
+/// One limit of a pool.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct LevelSays {
+    pub limit: String,
+    pub guard_per_minute: u64,
+    pub burst: u64,
+    pub level: i64,
+    pub outstanding: u64,
+    pub spent: u64,
+    pub written_off: u64,
+}
+
+/// What rows of a ledger come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct Used {
+    pub requests: u64,
+    pub settled: u64,
+    pub cost_micro_dollars: u64,
 }
 
 /// One node of the cluster.
@@ -56,6 +133,15 @@ pub(super) struct NodeSays {
     pub tenants: u64,
     /// Its own metrics.
     pub metrics: Page,
+    /// The budgets, as it has them.
+    pub budgets: BudgetsSay,
+}
+
+impl BudgetSays {
+    /// The name under which the policy has it.
+    pub(super) fn name(&self) -> String {
+        format!("{}/{}/{}", self.tenant, self.cycle, self.unit)
+    }
 }
 
 /// One decision, as `GET /tollgate/v1/decisions/{id}` tells it.
@@ -63,9 +149,23 @@ pub(super) struct NodeSays {
 pub(super) struct Decision {
     pub tenant: String,
     pub route: String,
+    pub model: String,
     pub outcome: String,
+    pub reason: Option<String>,
     pub estimate: Estimate,
     pub ending: Option<Ending>,
+}
+
+impl Decision {
+    /// Whether it was refused, for ever or until later.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.outcome.as_str(), "denied" | "deferred")
+    }
+
+    /// Whether it was let through and debited, for the model that was asked for or for a cheaper one.
+    pub(super) fn is_debited(&self) -> bool {
+        matches!(self.outcome.as_str(), "admitted" | "degraded")
+    }
 }
 
 /// What was held.
@@ -125,7 +225,29 @@ pub(super) async fn gather(
     let tiers = stage.policy.tenants.iter().map(|tenant| (tenant.id.clone(), tenant.tier.clone())).collect();
     let books = stage.nodes.iter().map(|node| node.node().owners().books());
     let books = books.fold(Books::default(), Books::plus);
-    Ok(Evidence { seen, complaints, nodes, decisions, metrics, books, rows, stats, tiers })
+    let told = stage.receiver.told();
+    let pools = pools(&client, stage).await?;
+    let ledger = ledger(&client, stage).await?;
+    let terms = terms_of(&stage.policy);
+    let models = stage.policy.models.values();
+    let pool_of = models.map(|model| (model.name.clone(), model.pool.clone())).collect();
+    Ok(Evidence {
+        seen,
+        complaints,
+        nodes,
+        decisions,
+        metrics,
+        books,
+        rows,
+        stats,
+        tiers,
+        pools,
+        ledger,
+        told,
+        terms,
+        pool_of,
+        prices: prices(&stage.policy),
+    })
 }
 
 async fn is_running(client: &Client, stage: &Stage) -> Result<bool, String> {
@@ -133,11 +255,70 @@ async fn is_running(client: &Client, stage: &Stage) -> Result<bool, String> {
     for admin in stage.admin_urls() {
         pages.push(metrics(client, stage, &admin).await?);
     }
+    let crossings: BTreeSet<String> = stage.receiver.told().into_iter().map(|told| told.id).collect();
+    let unsaid =
+        pages.iter().any(|page| page.sum("tollgate_budget_alerts_total", &[]) != crossings.len() as u64);
     let metrics = Page::all(pages);
     let of_nodes = metrics.gauge("tollgate_inflight") != 0
         || metrics.gauge("tollgate_open_reservations") != 0
-        || metrics.sum("tollgate_held", &[("map", "outbox")]) != 0;
-    Ok(of_nodes || stats(client, stage).await?.inflight != 0)
+        || metrics.sum("tollgate_held", &[("map", "outbox")]) != 0
+        || metrics.sum("tollgate_held", &[("map", "unreported_ends")]) != 0;
+    if of_nodes || unsaid || stats(client, stage).await?.inflight != 0 {
+        return Ok(true);
+    }
+    let rows: u64 = ledger(client, stage).await?.values().map(|used| used.requests).sum();
+    Ok(rows < metrics.admitted() || are_budgets_unsettled(client, stage).await?)
+}
+
+/// Whether a crossing waits to be told, or a node has not applied yet what others have.
+async fn are_budgets_unsettled(client: &Client, stage: &Stage) -> Result<bool, String> {
+    let mut pages: Vec<BudgetsSay> = Vec::new();
+    for admin in stage.admin_urls() {
+        pages.push(read(client, stage, &format!("{admin}/v1/budgets")).await?);
+    }
+    let used = |page: &BudgetsSay| page.budgets.iter().map(|budget| budget.used).collect::<Vec<_>>();
+    Ok(pages.iter().any(|page| page.alerts_waiting > 0 || used(page) != used(&pages[0])))
+}
+
+async fn pools(client: &Client, stage: &Stage) -> Result<Vec<PoolSays>, String> {
+    #[derive(Deserialize)]
+    struct Pools {
+        pools: Vec<PoolSays>,
+    }
+    let first = stage.admin_urls().into_iter().next().unwrap_or_default();
+    let page: Pools = read(client, stage, &format!("{first}/v1/pools")).await?;
+    Ok(page.pools)
+}
+
+/// Any node answers for all of them.
+async fn ledger(client: &Client, stage: &Stage) -> Result<BTreeMap<String, Used>, String> {
+    #[derive(Deserialize)]
+    struct Groups {
+        groups: Vec<Group>,
+    }
+    #[derive(Deserialize)]
+    struct Group {
+        group: String,
+        #[serde(flatten)]
+        used: Used,
+    }
+    let last = stage.admin_urls().into_iter().next_back().unwrap_or_default();
+    let page: Groups = read(client, stage, &format!("{last}/v1/usage?by=tenant")).await?;
+    Ok(page.groups.into_iter().map(|line| (line.group, line.used)).collect())
+}
+
+fn prices(policy: &Policy) -> BTreeMap<String, (u64, u64)> {
+    let lists = policy.price_book.iter().flat_map(|list| &list.models);
+    lists.map(|(model, price)| (model.clone(), (price.input.0, price.output.0))).collect()
+}
+
+/// What a policy says of its tenants' budgets, each under the name of [`BudgetSays::name`].
+fn terms_of(policy: &Policy) -> BTreeMap<String, Terms> {
+    let named = |key: BudgetKey| format!("{}/{}/{}", key.tenant, cycle_name(key.cycle), unit_name(key.unit));
+    let terms = terms::of_budgets(policy).into_iter();
+    terms
+        .map(|(key, terms)| (named(key), Terms { degraded: terms.degraded, thresholds: terms.thresholds }))
+        .collect()
 }
 
 /// What the cluster says of its nodes, and each of itself.
@@ -169,12 +350,18 @@ async fn nodes(client: &Client, stage: &Stage) -> Result<Vec<NodeSays>, String> 
             shards: said["shards"].as_u64().unwrap_or_default(),
             tenants: owned.get(&id).copied().unwrap_or_default(),
             metrics: metrics(client, stage, admin).await?,
+            budgets: read(client, stage, &format!("{admin}/v1/budgets")).await?,
         });
     }
     Ok(nodes)
 }
 
 async fn look(client: &Client, stage: &Stage, url: &str) -> Result<Value, String> {
+    read(client, stage, url).await
+}
+
+/// A page for operators.
+async fn read<T: DeserializeOwned>(client: &Client, stage: &Stage, url: &str) -> Result<T, String> {
     let page = must(client, url, Some(stage.token.expose())).await?;
     serde_json::from_slice(&page).map_err(|error| format!("{url}: {error}"))
 }
@@ -212,7 +399,7 @@ async fn decisions(
     let known: BTreeSet<&str> = seen.iter().filter_map(|seen| seen.decision.as_deref()).collect();
     for seen in seen.iter().filter(|seen| !seen.tenant.is_empty()) {
         if let Some(id) = seen.decision.as_deref()
-            && let Some(decision) = decision(client, at(seen.node), &seen.key, id).await?
+            && let Some(decision) = decision(client, at(seen.node), &key_of(&seen.tenant, MAIN), id).await?
         {
             decisions.insert(id.to_owned(), decision);
         }
@@ -221,8 +408,7 @@ async fn decisions(
     for id in billed.difference(&known) {
         let tenants = &stage.policy.tenants;
         for (tenant, url) in tenants.iter().flat_map(|tenant| callers.iter().map(move |url| (tenant, url))) {
-            let key = tenant.keys.first().map(|key| key_of(&tenant.id, &key.label)).unwrap_or_default();
-            if let Some(decision) = decision(client, url, &key, id).await? {
+            if let Some(decision) = decision(client, url, &key_of(&tenant.id, MAIN), id).await? {
                 decisions.insert((*id).to_owned(), decision);
                 break;
             }
@@ -231,6 +417,8 @@ async fn decisions(
     Ok(decisions)
 }
 
+/// Any key of its tenant may see it; the main one of each is never revoked.
+///
 /// None: the request was refused before anything was decided, or at another node: each remembers those of its own callers.
 async fn decision(client: &Client, callers: &str, key: &str, id: &str) -> Result<Option<Decision>, String> {
     let url = format!("{callers}/tollgate/v1/decisions/{id}");
@@ -270,6 +458,12 @@ impl Page {
     /// The sum of a counter's series with these labels.
     pub(super) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
         self.0.iter().filter(|series| series.is(name, labels)).map(Series::count).sum()
+    }
+
+    /// Requests that were let through.
+    pub(super) fn admitted(&self) -> u64 {
+        let of = |outcome| self.sum("tollgate_decisions_total", &[("outcome", outcome)]);
+        of("admitted") + of("degraded")
     }
 
     /// A counter by the values of one label, over the series with these labels.

@@ -19,6 +19,7 @@ use super::stage::loopback;
 use crate::admin::AdminToken;
 use crate::clock::Clocks;
 use crate::gateway::{First, Gateway, GatewayOptions};
+use crate::ledger::LedgerOptions;
 use crate::limit::Options;
 use crate::node::Reach;
 use crate::node::membership::{Membership, MembershipOptions};
@@ -79,7 +80,7 @@ impl Company<'_> {
     }
 
     async fn alone(&self) -> Result<Gateway, String> {
-        Gateway::start(self.first()?, self.options(None))
+        Gateway::start(self.first()?, self.options(1, false))
             .await
             .map_err(|error| format!("cannot start the node: {error}"))
     }
@@ -90,8 +91,7 @@ impl Company<'_> {
         loop {
             tries += 1;
             let membership = self.membership(number, secret, seeds.clone())?;
-            let data = self.folder(number);
-            match Gateway::join(self.first()?, self.options(Some(data)), membership).await {
+            match Gateway::join(self.first()?, self.options(number, true), membership).await {
                 Ok(gateway) => return Ok(gateway),
                 Err(_taken) if tries < TRIES => {}
                 Err(error) => return Err(format!("cannot start node {number}: {error}")),
@@ -135,16 +135,18 @@ impl Company<'_> {
         Ok(First::Document { text, name })
     }
 
-    fn options(&self, data: Option<PathBuf>) -> GatewayOptions {
+    /// One that is its own cluster keeps what is agreed on in memory.
+    fn options(&self, number: usize, member: bool) -> GatewayOptions {
+        let folder = self.folder(number);
         GatewayOptions {
             listen: loopback(),
             admin: loopback(),
             token: self.token.clone(),
             admin_tls: None,
             users: None,
-            ledger: None,
+            ledger: Some(LedgerOptions::of_data(&folder)),
             policy_file: Some(self.path.to_owned()),
-            data,
+            data: member.then_some(folder),
             limiter: Options::default(),
             edge: EdgeOptions::default(),
             server: ServerOptions::default(),

@@ -36,6 +36,14 @@ pub struct Report {
     pub tenants: BTreeMap<String, Tenant>,
     /// Tenants of the policy that asked for nothing.
     pub idle_tenants: u64,
+    /// The pools, a line for each of their limits.
+    pub pools: Vec<Pool>,
+    /// The budgets, as all nodes have them.
+    pub budgets: Vec<Budget>,
+    /// What the receiver of alerts was told.
+    pub alerts: Alerts,
+    /// Rows in the usage ledgers of all nodes: requests that were let through and have ended.
+    pub ledger_rows: u64,
     /// Refused requests by code.
     pub refusals: BTreeMap<String, u64>,
     /// Reservations by how they ended and why.
@@ -92,6 +100,65 @@ pub struct Node {
     pub decided_here: u64,
     /// Of these, let through by another node, the owner of their tenants.
     pub decided_elsewhere: u64,
+}
+
+/// One limit of a pool: what a provider's account serves to all tenants together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pool {
+    /// Its name.
+    pub pool: String,
+    /// What is limited.
+    pub limit: String,
+    /// What it hands out in a minute.
+    pub guard_per_minute: u64,
+    /// What it hands out at once.
+    pub burst: u64,
+    /// What it can hand out now.
+    pub level: i64,
+    /// What nodes hold of it, to pay requests from.
+    pub held: u64,
+    /// What they have said to have paid.
+    pub spent: u64,
+    /// What was held by nodes that ended.
+    pub written_off: u64,
+    /// Requests refused since the pool did not have what they need.
+    pub refused: u64,
+}
+
+/// One budget. Amounts are in its unit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Budget {
+    /// Whose.
+    pub tenant: String,
+    /// hour, day, week or month.
+    pub cycle: String,
+    /// tokens or micro_dollars.
+    pub unit: String,
+    /// What a period may use.
+    pub limit: u64,
+    /// Used of the period.
+    pub used: u64,
+    /// Held by nodes for requests to come.
+    pub held: u64,
+    /// Used by answers beyond what was held for them.
+    pub overage: u64,
+    /// Of what is used, by a cheaper model.
+    pub degraded: u64,
+    /// Requests refused by it, deferred ones among them.
+    pub requests_refused: u64,
+    /// Requests served by a cheaper model since it was used up.
+    pub requests_degraded: u64,
+    /// Parts of the limit whose crossing the receiver of alerts has taken.
+    pub thresholds_told: Vec<f64>,
+}
+
+/// What the receiver of alerts was told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Alerts {
+    /// Crossings, each under an id of its own.
+    pub crossings: u64,
+    /// Calls. One that was not taken is repeated under the same id.
+    pub calls: u64,
 }
 
 /// One tenant's account.

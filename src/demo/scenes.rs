@@ -1,16 +1,21 @@
 //! What the sample does not have: every way to be refused, every way in which a provider fails, every endpoint. A tenant each, so
-//! that no scene disturbs another; what each request must be answered with stands beside it.
+//! that no scene disturbs another; what each request must be answered with stands beside it. `agreed` has those of budgets and of operators.
+
+mod agreed;
 
 use serde_json::{Value, json};
 
-use super::callers::{Call, Callers, words};
+use super::callers::{Call, Callers, Seen, words};
+use super::operator::Operator;
 
 const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
 
 /// The refusals that must have been seen by the end of the play: all that a healthy cluster can be made to give from outside.
-pub(super) const REASONS: [&str; 16] = [
+pub(super) const REASONS: [&str; 19] = [
     "already_dispatched",
+    "budget_exhausted",
+    "deferred",
     "global_capacity",
     "idempotency_in_progress",
     "inflight_limit_exceeded",
@@ -25,12 +30,13 @@ pub(super) const REASONS: [&str; 16] = [
     "request_too_large",
     "request_too_large_for_limit",
     "tenant_rate_limit_exceeded",
+    "tenant_suspended",
     "unauthenticated",
 ];
 
 /// Plays all scenes at once.
-pub(super) async fn play(callers: &Callers) {
-    let scenes = Scenes { callers };
+pub(super) async fn play(callers: &Callers, operator: &Operator) {
+    let scenes = Scenes { callers, operator };
     tokio::join!(
         scenes.limits(),
         scenes.a_narrow_pool(),
@@ -42,11 +48,14 @@ pub(super) async fn play(callers: &Callers) {
         scenes.departures(),
         scenes.no_usage(),
         scenes.every_endpoint(),
+        scenes.budgets(),
+        scenes.an_operators_hands(),
     );
 }
 
 struct Scenes<'a> {
     callers: &'a Callers,
+    operator: &'a Operator,
 }
 
 /// What a request must be answered with: the status, and the code of a refusal or a failure.
@@ -217,12 +226,13 @@ impl Scenes<'_> {
     }
 
     /// Makes a request, and complains unless it is answered as expected.
-    async fn ask(&self, call: Call, expected: Answer) {
+    async fn ask(&self, call: Call, expected: Answer) -> Seen {
         self.callers.one_more();
         let seen = self.callers.make(&call).await;
         if (seen.status, seen.code.as_deref()) != (Some(expected.0), expected.1) {
             self.callers.complain(format!("expected {expected:?} for {call}, but: {seen:?}"));
         }
+        seen
     }
 
     /// Asks while the answer to `first` has begun and not ended.

@@ -1,4 +1,4 @@
-//! What the demo starts: a provider and some nodes on free ports of this machine, and a folder that is removed in the end.
+//! What the demo starts: a provider, some nodes and a receiver of alerts on free ports of this machine, and a folder that is removed in the end.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use super::nodes::{self, Company};
+use super::receiver::Receiver;
 use crate::admin::AdminToken;
 use crate::gateway::Gateway;
 use crate::policy::{self, Policy};
@@ -18,7 +19,7 @@ pub(super) const POLICY: &str = include_str!("policy.yaml");
 /// The provider counts prompts higher than the node estimates them, as real ones do: refunds and overage both occur.
 const SKEW: &str = "1.07";
 
-/// A running provider and the nodes in front of it.
+/// A running provider, the nodes in front of it, and who is told what they have to say.
 pub struct Stage {
     /// The nodes, in the order in which they were started.
     pub(super) nodes: Vec<Gateway>,
@@ -26,6 +27,8 @@ pub struct Stage {
     pub(super) policy: Policy,
     /// Who may operate the nodes.
     pub(super) token: AdminToken,
+    /// Who is told when a budget crosses a threshold.
+    pub(super) receiver: Receiver,
     provider: simulated::Provider,
     folder: TempDir,
 }
@@ -45,11 +48,18 @@ impl Stage {
             .await
             .map_err(|error| format!("cannot start the simulated provider: {error}"))?;
 
+        let secret = hex::encode(rand::random::<[u8; 16]>());
+        let receiver = Receiver::bind(loopback(), &secret)
+            .await
+            .map_err(|error| format!("cannot start the receiver of alerts: {error}"))?;
+
         let path = folder.path().join("policy.yaml");
         let text = POLICY
             .replace("PROVIDER", &provider.local_addr().to_string())
+            .replace("RECEIVER", &receiver.local_addr().to_string())
             .replace("FOLDER", &folder.path().display().to_string());
         let written = fs::write(folder.path().join("provider.key"), "sk-simulated\n")
+            .and_then(|()| fs::write(folder.path().join("webhook.secret"), &secret))
             .and_then(|()| fs::write(&path, &text));
         written.map_err(|error| format!("cannot write to {}: {error}", folder.path().display()))?;
         let policy = policy::parse(&text, &path.display().to_string())
@@ -59,7 +69,7 @@ impl Stage {
         let token = AdminToken::given(&hex::encode(secret)).ok_or("the admin token is empty")?;
         let company = Company { path: &path, token: &token, folder: folder.path() };
         let nodes = company.start(count).await?;
-        Ok(Self { nodes, policy, token, provider, folder })
+        Ok(Self { nodes, policy, token, receiver, provider, folder })
     }
 
     /// Where callers connect, at each node: `http://127.0.0.1:PORT`.
@@ -89,6 +99,7 @@ impl Stage {
     /// Stops all, the nodes first, and removes the folder.
     pub async fn strike(self) {
         nodes::stop(self.nodes).await;
+        self.receiver.shut_down();
         self.provider.shutdown().await;
     }
 }
@@ -106,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_policy_is_valid_and_its_keys_are_those_that_the_callers_use() {
-        let text = POLICY.replace("PROVIDER", "127.0.0.1:9000");
+        let text = POLICY.replace("PROVIDER", "127.0.0.1:9000").replace("RECEIVER", "127.0.0.1:9001");
         let policy = policy::parse(&text, "policy.yaml").unwrap();
         assert!(policy.warnings.is_empty(), "{:#?}", policy.warnings);
         let sample = policy.tenants.iter().filter(|tenant| tenant.id.starts_with('t')).count();

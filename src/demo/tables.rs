@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::report::{Node, Report, Tenant, Tokens};
+use super::report::{Alerts, Node, Report, Tenant, Tokens};
 use crate::node::reason::thousands;
 
 impl Display for Report {
@@ -43,6 +43,7 @@ impl Report {
             self.endings_table(),
             thousands(self.matched),
         )?;
+        self.write_agreed(text)?;
         if !self.aborted.is_empty() {
             writeln!(
                 text,
@@ -84,6 +85,58 @@ impl Report {
             )?;
         }
         self.write_verdict(text)
+    }
+
+    /// What all nodes agree on.
+    fn write_agreed(&self, text: &mut String) -> fmt::Result {
+        let Alerts { crossings, calls } = self.alerts;
+        writeln!(
+            text,
+            "\nPools (what a provider's account serves to all tenants together)\n{}\n\
+             guard: handed out in a minute · burst: at once · level: to be handed out now · held: by nodes, to pay requests from\n\
+             spent: as nodes have said, once a second · written off: held by nodes that ended · refused: requests, global_capacity\n\n\
+             Budgets (of a calendar period; µ$: millionths of a dollar)\n{}\n\
+             used: charged, by what the provider billed · held: by nodes, for requests to come · overage: used beyond what was held\n\
+             cheaper: of what is used, by the model of degrade_to, and its requests · refused: requests, deferred ones among them\n\
+             told: parts of the limit whose crossing the webhook has taken: {crossings} ids in {calls} calls, as it refused the first\n\
+             ledger: {} rows of the nodes' usage ledgers come to what each tenant was charged, and to each dollar of a budget",
+            self.pools_table(),
+            self.budgets_table(),
+            thousands(self.ledger_rows),
+        )
+    }
+
+    fn pools_table(&self) -> Table {
+        let header = ["pool", "limit", "guard", "burst", "level", "held", "spent", "written off", "refused"];
+        let mut table = table(&header, 2);
+        for pool in &self.pools {
+            let numbers = [pool.held, pool.spent, pool.written_off, pool.refused].map(thousands);
+            let mut row = vec![pool.pool.clone(), pool.limit.clone()];
+            row.extend([thousands(pool.guard_per_minute), thousands(pool.burst), signed(pool.level)]);
+            row.extend(numbers);
+            table.add_row(row);
+        }
+        table
+    }
+
+    fn budgets_table(&self) -> Table {
+        let header =
+            ["tenant", "period", "unit", "told", "limit", "used", "held", "overage", "cheaper", "refused"];
+        let mut table = table(&header, 4);
+        for budget in &self.budgets {
+            let unit = if budget.unit == "tokens" { "tokens" } else { "µ$" };
+            let told: Vec<String> = budget.thresholds_told.iter().map(f64::to_string).collect();
+            let told = if told.is_empty() { "–".to_owned() } else { told.join(" ") };
+            let mut row = vec![budget.tenant.clone(), budget.cycle.clone(), unit.to_owned(), told];
+            row.extend([budget.limit, budget.used, budget.held, budget.overage].map(thousands));
+            row.push(match budget.requests_degraded {
+                0 => thousands(budget.degraded),
+                requests => format!("{} ({requests})", thousands(budget.degraded)),
+            });
+            row.push(thousands(budget.requests_refused));
+            table.add_row(row);
+        }
+        table
     }
 
     fn nodes_table(&self) -> Table {
@@ -215,6 +268,12 @@ fn tenant_row(name: &str, tier: &str, counts: [u64; 3], tokens: &Tokens, aborted
         abandoned,
         aborted,
     ]
+}
+
+/// A level may be a debt.
+fn signed(level: i64) -> String {
+    let sign = if level < 0 { "−" } else { "" };
+    format!("{sign}{}", thousands(level.unsigned_abs()))
 }
 
 /// A table without lines, whose columns from number `words` on hold numbers.
