@@ -97,7 +97,8 @@ impl Scenes<'_> {
         self.ask(streamed(message("shadowed", 50, 200)), SERVED).await;
     }
 
-    /// The pool's burst is little more than one request, and its guard rate brings the next in a quarter of a minute.
+    /// The pool's burst is one request and a half, so that the first finds enough beside what idle nodes hold, nine of them even; and its guard
+    /// rate brings the next in ten seconds.
     async fn a_narrow_pool(&self) {
         let call = || chat("crowded", "gpt-5-narrow", 50, 300).steered("tokens=300");
         self.ask(call(), SERVED).await;
