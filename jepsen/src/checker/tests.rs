@@ -667,7 +667,7 @@ fn what_did_not_happen_was_not_kept() {
     assert_eq!(after(|history| history.plan.kinds = asked(&["kill", "frozen"])), ["coverage"]);
     let nobody = after(|history| {
         history.plan.kinds = asked(&["kill"]);
-        history.plan.tenants.insert("sdk0".to_owned(), SLOTS);
+        history.plan.tenants.insert("sdk0".to_owned(), RATE);
     });
     assert_eq!(nobody, ["coverage"]);
     let idle =
