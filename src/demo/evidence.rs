@@ -59,8 +59,10 @@ pub(super) struct Evidence {
 }
 
 /// What the policy says of a budget, in its unit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
+    /// Whose it is.
+    pub key: BudgetKey,
     /// What a cheaper model may use beyond its limit.
     pub degraded: u64,
     /// At which parts of the limit somebody is told, in millionths.
@@ -311,11 +313,11 @@ fn prices(policy: &Policy) -> BTreeMap<String, (u64, u64)> {
 
 /// What a policy says of its tenants' budgets, each under the name of [`BudgetSays::name`].
 fn terms_of(policy: &Policy) -> BTreeMap<String, Terms> {
-    let named = |key: BudgetKey| format!("{}/{}/{}", key.tenant, cycle_name(key.cycle), unit_name(key.unit));
-    let terms = terms::of_budgets(policy).into_iter();
-    terms
-        .map(|(key, terms)| (named(key), Terms { degraded: terms.degraded, thresholds: terms.thresholds }))
-        .collect()
+    let named = |key: &BudgetKey| format!("{}/{}/{}", key.tenant, cycle_name(key.cycle), unit_name(key.unit));
+    let terms = terms::of_budgets(policy).into_iter().map(|(key, terms)| {
+        (named(&key), Terms { key, degraded: terms.degraded, thresholds: terms.thresholds })
+    });
+    terms.collect()
 }
 
 /// What the cluster says of its nodes, and each of itself.

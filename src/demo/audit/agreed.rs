@@ -1,7 +1,7 @@
 //! Whether what all nodes agree on is what happened: budgets, the crossings of their thresholds, the usage ledger, pools.
 //!
 //! Laws that it checks:
-//! - `one_answer`: all nodes say the same of each budget;
+//! - `one_answer`: all nodes say the same of each budget, and it is a budget of the policy's; of each of those they say something;
 //! - `charged_once`: used of each budget is what its tenant's requests used: in tokens, what their decisions were charged; in dollars, what the
 //!   provider's bills cost by the price book, as the ledger has it too;
 //! - `budget_holds`: used and held of a budget are no more than its limit, what a cheaper model may use beyond that, and what answers used beyond
@@ -16,7 +16,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Report;
-use crate::demo::evidence::{BudgetSays, BudgetsSay, Evidence, LevelSays, PoolSays, Used};
+use crate::control::budget::Alert;
+use crate::control::period::PeriodId;
+use crate::demo::evidence::{BudgetSays, BudgetsSay, Evidence, LevelSays, PoolSays, Terms, Used};
 use crate::demo::report::{Alerts, Budget, Pool};
 
 /// Refusals by a budget.
@@ -32,8 +34,15 @@ pub(super) fn audit(evidence: &Evidence, report: &mut Report) {
         let (id, says) = (node.id, &node.budgets);
         report.problems.push(format!("node {id} says {says:?} of the budgets, and another {first:?}"));
     }
+    let said: BTreeSet<String> = first.budgets.iter().map(BudgetSays::name).collect();
+    if !said.iter().eq(evidence.terms.keys()) {
+        let named: Vec<&String> = evidence.terms.keys().collect();
+        report.problems.push(format!("the policy has the budgets {named:?}, the nodes {said:?}"));
+    }
     for says in &first.budgets {
-        budget(says, evidence, report);
+        if let Some(terms) = evidence.terms.get(&says.name()) {
+            budget(says, terms, evidence, report);
+        }
     }
     answers(evidence, report);
     alerts(&first.budgets, evidence, report);
@@ -49,8 +58,7 @@ fn settled(says: &BudgetsSay) -> Vec<BudgetSays> {
 }
 
 /// One budget, against what its tenant did.
-fn budget(says: &BudgetSays, evidence: &Evidence, report: &mut Report) {
-    let terms = evidence.terms.get(&says.name()).cloned().unwrap_or_default();
+fn budget(says: &BudgetSays, terms: &Terms, evidence: &Evidence, report: &mut Report) {
     let decisions = || evidence.decisions.values().filter(|decision| decision.tenant == says.tenant);
     let debited = || decisions().filter(|decision| decision.is_debited());
     let expected: u64 = if says.unit == "tokens" {
@@ -96,7 +104,7 @@ fn budget(says: &BudgetSays, evidence: &Evidence, report: &mut Report) {
         degraded: says.degraded,
         requests_refused: refused.count() as u64,
         requests_degraded: decisions().filter(|decision| decision.outcome == "degraded").count() as u64,
-        thresholds_told: told_of(says, evidence),
+        thresholds_told: told_of(says, terms, evidence),
     });
 }
 
@@ -136,8 +144,12 @@ fn answers(evidence: &Evidence, report: &mut Report) {
 
 /// The receiver's calls, against the crossings that there must have been.
 fn alerts(budgets: &[BudgetSays], evidence: &Evidence, report: &mut Report) {
-    let crossings: BTreeSet<String> =
-        budgets.iter().flat_map(|says| crossed(says, evidence)).map(|(id, _)| id).collect();
+    let crossings: BTreeSet<String> = budgets
+        .iter()
+        .filter_map(|says| Some(crossed(says, evidence.terms.get(&says.name())?)))
+        .flatten()
+        .map(|alert| alert.id())
+        .collect();
     let told: BTreeSet<String> = evidence.told.iter().map(|told| told.id.clone()).collect();
     if told != crossings {
         report.problems.push(format!("thresholds were crossed: {crossings:?}, told were {told:?}"));
@@ -169,26 +181,24 @@ fn alerts(budgets: &[BudgetSays], evidence: &Evidence, report: &mut Report) {
     report.alerts = Alerts { crossings: told.len() as u64, calls: evidence.told.len() as u64 };
 }
 
-/// The thresholds that a budget has crossed: the id of each crossing, and the part.
-fn crossed(says: &BudgetSays, evidence: &Evidence) -> Vec<(String, u32)> {
-    let terms = evidence.terms.get(&says.name()).cloned().unwrap_or_default();
+/// The alerts that a budget must have raised by now.
+fn crossed(says: &BudgetSays, terms: &Terms) -> Vec<Alert> {
     let reached =
         |threshold: &u32| u128::from(says.used) * MILLION >= u128::from(says.limit) * u128::from(*threshold);
-    // As the product writes a cycle and a unit there.
-    let (cycle, unit) = (capital(&says.cycle), says.unit.split('_').map(capital).collect::<String>());
-    let id = |threshold: u32| format!("{}/{cycle}/{unit}/{}/{threshold}", says.tenant, says.period);
-    terms.thresholds.into_iter().filter(reached).map(|threshold| (id(threshold), threshold)).collect()
+    let alert = |threshold: u32| Alert {
+        budget: terms.key.clone(),
+        period: PeriodId(says.period),
+        threshold,
+        limit: says.limit,
+        used: says.used,
+    };
+    terms.thresholds.iter().copied().filter(reached).map(alert).collect()
 }
 
-fn capital(word: &str) -> String {
-    let mut letters = word.chars();
-    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
-}
-
-fn told_of(says: &BudgetSays, evidence: &Evidence) -> Vec<f64> {
-    let is_told = |id: &String| evidence.told.iter().any(|told| told.taken && told.id == *id);
-    let crossed = crossed(says, evidence).into_iter().filter(|(id, _)| is_told(id));
-    crossed.map(|(_, threshold)| f64::from(threshold) / 1e6).collect()
+fn told_of(says: &BudgetSays, terms: &Terms, evidence: &Evidence) -> Vec<f64> {
+    let is_told = |id: String| evidence.told.iter().any(|told| told.taken && told.id == id);
+    let crossed = crossed(says, terms).into_iter().filter(|alert| is_told(alert.id()));
+    crossed.map(|alert| f64::from(alert.threshold) / 1e6).collect()
 }
 
 /// The ledgers of all nodes, against the decisions.

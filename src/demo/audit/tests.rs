@@ -5,7 +5,8 @@ use super::super::evidence::{
 };
 use super::super::receiver::Told;
 use super::*;
-use crate::limit::Books;
+use crate::control::budget::{BudgetKey, Part, Unit};
+use crate::limit::{Books, Cycle};
 use crate::simulated::Stats;
 
 fn decision(estimate: (u64, u64), how: &str, why: &str, charged: u64) -> Decision {
@@ -110,8 +111,14 @@ fn good() -> Evidence {
 /// A budget in tokens that has crossed its one threshold, one in dollars, the ledger, and a pool.
 fn agreed(evidence: &mut Evidence) {
     evidence.terms = BTreeMap::from([
-        ("acme/month/tokens".to_owned(), Terms { degraded: 20, thresholds: vec![500_000, 900_000] }),
-        ("acme/month/micro_dollars".to_owned(), Terms::default()),
+        (
+            "acme/month/tokens".to_owned(),
+            Terms { key: key(Unit::Tokens), degraded: 20, thresholds: vec![500_000, 900_000] },
+        ),
+        (
+            "acme/month/micro_dollars".to_owned(),
+            Terms { key: key(Unit::MicroDollars), degraded: 0, thresholds: Vec::new() },
+        ),
     ]);
     evidence.told = [false, true]
         .map(|taken| Told { id: CROSSING.to_owned(), body: "{}".to_owned(), genuine: true, taken })
@@ -133,6 +140,10 @@ fn agreed(evidence: &mut Evidence) {
         written_off: 0,
     };
     evidence.pools = vec![PoolSays { id: "openai".to_owned(), levels: vec![level] }];
+}
+
+fn key(unit: Unit) -> BudgetKey {
+    BudgetKey { tenant: "acme".into(), part: Part::Tenant, cycle: Cycle::Month, unit }
 }
 
 const CROSSING: &str = "acme/Month/Tokens/1793491200/500000";
@@ -389,6 +400,16 @@ fn a_budget_of_which_more_is_used_and_held_than_it_has_is_found() {
 }
 
 #[test]
+fn a_budget_that_only_the_policy_or_only_the_nodes_have_is_found() {
+    let problems = problems_after(|evidence| {
+        evidence.nodes.iter_mut().for_each(|node| drop(node.budgets.budgets.remove(1)));
+    });
+    assert!(told(&problems, "the policy has the budgets"), "{problems:?}");
+    let problems = problems_after(|evidence| drop(evidence.terms.remove("acme/month/micro_dollars")));
+    assert!(told(&problems, "the policy has the budgets"), "{problems:?}");
+}
+
+#[test]
 fn dollars_that_the_ledger_has_otherwise_are_found() {
     let problems = problems_after(|evidence| {
         evidence.ledger.entry("acme".to_owned()).or_default().cost_micro_dollars -= 1;
@@ -424,7 +445,8 @@ fn an_answer_that_hides_the_cheaper_model_or_invites_to_try_again_is_found() {
 
 #[test]
 fn a_crossing_is_told_once_under_its_id_and_signed() {
-    let breaks: [(fn(&mut Vec<Told>), &str); 6] = [
+    type Change = fn(&mut Vec<Told>);
+    let breaks: [(Change, &str); 6] = [
         (Vec::clear, "thresholds were crossed"),
         (|told| told[1].id = "acme/Month/Tokens/1793491200/900000".to_owned(), "thresholds were crossed"),
         (|told| told[1].body = "{ }".to_owned(), "was told in other words"),
