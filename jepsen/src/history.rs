@@ -77,7 +77,7 @@ pub struct Plan {
     pub audited: bool,
     /// The fault windows that must have been there.
     pub windows: usize,
-    /// Kinds of faults each of which must have been there; with any, each tenant must have been asked for.
+    /// Kinds of faults each of which must have been there; with any, something of each tenant must have been admitted.
     #[serde(default)]
     pub kinds: Vec<String>,
     /// The admissions that must have been there.

@@ -37,7 +37,7 @@ pub struct Order {
     pub faults: Vec<Nemesis>,
     /// How many of them there must be: all, but where time decides.
     pub windows: usize,
-    /// Faults each of which must have been there, and under traffic of each tenant.
+    /// Faults each of which must have been there; with any, something of each tenant must have been admitted.
     pub kinds: Vec<Nemesis>,
     /// No fault begins later than this after the callers; for ever, if not said.
     pub lasting: Option<Duration>,
