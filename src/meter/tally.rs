@@ -40,12 +40,17 @@ impl Tally {
             let cut = char_boundary_at_or_before(text, room);
             self.waiting.push_str(&text[..cut]);
             text = &text[cut..];
-            // Not before the second half: short pieces would be many, and each has its own cost.
-            let space =
-                self.waiting.rfind(' ').filter(|at| *at >= self.room / 2).unwrap_or(self.waiting.len());
-            self.counted = self.with(&self.waiting[..space]);
-            self.waiting.drain(..space);
-            self.room = PIECE;
+            // Not before the second half: short pieces would be many, and each has its own cost. Of a short first one any space will do, and
+            // without one it is not cut: it may be shorter than a word.
+            let is_short = std::mem::replace(&mut self.room, PIECE) < PIECE;
+            let least = if is_short { 1 } else { PIECE / 2 };
+            let end = match self.waiting.rfind(' ').filter(|at| *at >= least) {
+                Some(space) => space,
+                None if is_short => continue,
+                None => self.waiting.len(),
+            };
+            self.counted = self.with(&self.waiting[..end]);
+            self.waiting.drain(..end);
         }
     }
 
@@ -90,6 +95,16 @@ mod tests {
             let mut tally = Tally::new(Arc::new(|text| count_text(text, Encoding::O200k)), phase);
             text.as_bytes().chunks(chunk).for_each(|chunk| tally.add(std::str::from_utf8(chunk).unwrap()));
             assert_eq!(tally.total(), whole, "in chunks of {chunk}, phase {phase}");
+        }
+    }
+
+    #[test]
+    fn a_short_first_piece_splits_no_word() {
+        let text = " token".repeat(300);
+        for phase in 0..=u8::MAX {
+            let mut tally = Tally::new(Arc::new(|text| count_text(text, Encoding::O200k)), phase);
+            text.as_bytes().chunks(6).for_each(|chunk| tally.add(std::str::from_utf8(chunk).unwrap()));
+            assert_eq!(tally.total(), 300, "phase {phase}");
         }
     }
 
